@@ -1,0 +1,110 @@
+"""Diagnostics of mismatch and correction, over the valid tokens of the original mask and the non-empty rows.
+
+With d = log n - log q (n the weight's numerator: anchor where given, else trainer) and w the applied weight:
+
+    kl_k1 mean(-d)    kl_k2 mean(d^2/2)    kl_k3 mean(expm1(d) - d)    kl_k3_reverse mean(expm1(-d) + d)
+    ppl_* mean over rows of exp(-row mean log-prob)    ppl_ratio mean over rows of exp(row mean (log q - log n))
+    chi2_token mean(exp(2d)) - 1    chi2_sequence mean over rows of exp(2 sum d) - 1
+    ess (sum w)^2/(N sum w^2), in (0, 1], 0 when every weight is 0
+
+Token-pooled unless said. expm1 keeps k3 and chi-square exact near 0 (the naive float32 k3 turns negative); ESS is taken on
+weights divided by their maximum, so scale cannot overflow it. Null where a quantity does not exist for the objective.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .ratios import log_ratio
+from .weights import applies, band_limits
+
+if TYPE_CHECKING:
+    from .objective import State
+
+
+def ess(w: np.ndarray) -> float:
+    """Effective sample size as a fraction, (sum w)^2/(N sum w^2); 0 when all weights are 0, NaN for an empty array."""
+    if w.size == 0:
+        return float("nan")
+    top = w.max()
+    if top == 0.0:
+        return 0.0
+    if np.isinf(top):  # infinitely many times heavier than the rest
+        w = np.isinf(w).astype(np.float64)
+        top = 1.0
+    w = w / top
+    return float(w.sum() ** 2 / (w.size * (w * w).sum()))
+
+
+def ess_from_log(log_w: np.ndarray) -> float:
+    """`ess` of exp(log_w), shifted by the maximum first: finite for log-ratios of any size."""
+    if log_w.size == 0:
+        return float("nan")
+    return ess(np.exp(log_w - log_w.max())) if np.isfinite(log_w.max()) else ess(np.exp(log_w))
+
+
+def diagnostics(state: State, clipped: np.ndarray, stats: dict[str, Any]) -> dict[str, float | None]:
+    """All diagnostics of one evaluation by name; `clipped` [N] marks tokens whose surrogate bound is active."""
+    packed, rows, rule = state.packed, state.rows, state.objective.weight
+    n = packed.count
+    if n == 0:
+        return {"valid_tokens": 0.0, "valid_rows": 0.0}
+    numerator = None if rule is None else rule.numerator
+    logn, logq, w = state.numerator(numerator), packed.logp_sampler, state.weights
+    d = log_ratio(logn, logq)
+    with np.errstate(over="ignore", invalid="ignore"):
+        row_n, row_q, row_d = rows.mean(logn), rows.mean(logq), rows.mean(-d)
+        level = state.level(numerator, "token" if rule is None else rule.level)
+        ratio = np.exp(level)
+        out: dict[str, float | None] = {
+            "valid_tokens": float(n),
+            "valid_rows": float(rows.count),
+            "kl_k1": float(np.mean(-d)),
+            "kl_k2": float(np.mean(0.5 * d * d)),
+            "kl_k3": float(np.mean(np.expm1(d) - d)),
+            "kl_k3_reverse": float(np.mean(np.expm1(-d) + d)),
+            "ppl_trainer": float(np.mean(np.exp(-row_n))),
+            "ppl_sampler": float(np.mean(np.exp(-row_q))),
+            "log_ppl_diff_mean": float(np.mean(row_d)),
+            "log_ppl_diff_abs": float(np.mean(np.abs(row_d))),
+            "log_ppl_diff_min": float(row_d.min()),
+            "log_ppl_diff_max": float(row_d.max()),
+            "ppl_ratio": float(np.mean(np.exp(row_d))),
+            "chi2_token": float(np.mean(np.expm1(2.0 * d))),
+            "chi2_sequence": float(np.mean(np.expm1(2.0 * rows.sum(d)))),
+        }
+        for name, values in (("ratio", ratio), ("weight", w)):
+            out[f"{name}_mean"] = float(values.mean())
+            out[f"{name}_std"] = float(values.std())
+            out[f"{name}_min"] = float(values.min())
+            out[f"{name}_max"] = float(values.max())
+    out["ess"], out["ess_raw"] = ess(w), ess_from_log(level)
+    out["fraction_high"], out["fraction_low"] = _beyond(state, ratio)
+    out["fraction_zero"] = float(np.mean(w == 0.0))
+    out["fraction_rejected_tokens"] = float(np.mean(~state.keep))
+    out["fraction_rejected_rows"] = float(np.mean(rows.sum(state.keep.astype(np.float64)) == 0.0))
+    out["clip_fraction"] = float(np.mean(clipped))
+    out["zero_advantage_fraction"] = float(np.mean(packed.advantages == 0.0))
+    if packed.head_ids is not None:
+        stats.setdefault("head_mass_sampler", np.exp(packed.head_logp_sampler).sum(-1))
+        stats.setdefault("head_mass_trainer", np.exp(state.fwd.head_logp).sum(-1))
+    for name in ("head_mass_sampler", "head_mass_trainer", "centering_l1"):
+        out[name] = float(np.mean(stats[name])) if name in stats else None
+    tail = stats.get("tail_ratio")
+    out["tail_ratio_mean"] = None if tail is None else float(np.mean(tail))
+    out["tail_ratio_max"] = None if tail is None else float(np.max(tail))
+    return out
+
+
+def _beyond(state: State, ratio: np.ndarray) -> tuple[float, float]:
+    """Fractions of tokens whose raw ratio (at the weight's level) lies above and below the bounds that hold for them."""
+    rule = state.objective.weight
+    if rule is None or rule.statistic != "ratio":
+        return 0.0, 0.0
+    low, high = band_limits(rule.band(True), rule.band(False), state.packed.advantages)
+    on = applies(rule.sign, state.packed.advantages)
+    above = ratio > high if rule.closed else (ratio >= high) & np.isfinite(high)
+    below = ratio < low if rule.closed else (ratio <= low) & np.isfinite(low)
+    return float(np.mean(above & on)), float(np.mean(below & on))
