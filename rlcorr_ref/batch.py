@@ -54,7 +54,7 @@ class Batch:
                 if field.name in REQUIRED:
                     raise ContractError(f"{field.name}: required, got null")
                 continue
-            object.__setattr__(self, field.name, _as_array(field.name, value))
+            object.__setattr__(self, field.name, as_array(field.name, value))
         self._check_shapes()
 
     def _check_shapes(self) -> None:
@@ -66,6 +66,8 @@ class Batch:
         k = None
         if self.head_ids is not None:
             k = self.head_ids.shape[-1] if self.head_ids.ndim == 3 else -1
+            if k > v:
+                raise ContractError(f"head_ids: head width K = {k} is larger than the vocabulary V = {v}")
         for field in fields(self):
             value = getattr(self, field.name)
             if value is None:
@@ -87,8 +89,6 @@ class Batch:
                 raise ContractError(f"{name}: expected shape {list(expected)}, got {list(value.shape)}")
         if self.head_ids is not None and self.head_logp_sampler is None:
             raise ContractError("head_ids and head_logp_sampler: a head needs the sampler's log-probs on its ids")
-        if k is not None and k > v:
-            raise ContractError(f"head_ids: head width K = {k} is larger than the vocabulary V = {v}")
         if not np.isin(self.mask, (0, 1)).all():
             raise ContractError("mask: expected only 0 and 1")
 
@@ -106,7 +106,7 @@ class Batch:
         """
         check_keys("packed inputs", arrays, [f.name for f in fields(cls)], [n for n in REQUIRED if n != "mask"])
         cu = np.asarray(cu_seqlens)
-        logits = _as_array("logits", arrays["logits"])
+        logits = as_array("logits", arrays["logits"])
         total = logits.shape[0]
         if cu.ndim != 1 or cu.size < 1 or cu.dtype.kind not in "iu" or cu[0] != 0 or cu[-1] != total:
             raise ContractError(f"cu_seqlens: expected integers from 0 to the token count {total}, got {cu.tolist()}")
@@ -121,7 +121,7 @@ class Batch:
         for name, value in arrays.items():
             if value is None:
                 continue
-            value = _as_array(name, value)
+            value = as_array(name, value)
             if value.shape[:1] != (total,):
                 raise ContractError(f"{name}: expected {total} packed tokens on axis 0, got shape {list(value.shape)}")
             out = np.zeros((rows, width, *value.shape[1:]), dtype=value.dtype)
@@ -238,12 +238,13 @@ class Packed:
         )
 
 
-def _as_array(name: str, value: Any) -> np.ndarray:
+def as_array(name: str, value: Any) -> np.ndarray:
     """An array of the kind that `name` asks for; lists are read as wire values, arrays must already be float64."""
     wants_int = name in ("tokens", "head_ids", "mask", "support")
     if isinstance(value, (list, tuple)):
+        plain = _wire(name, value)
         try:
-            array = np.array(_wire(name, value), dtype=np.float64)
+            array = np.array(plain, dtype=np.float64)
         except ValueError:
             raise ContractError(f"{name}: expected a rectangular nested list of numbers, got ragged lengths") from None
         finite_ints = wants_int and np.isfinite(array).all() and (array == np.floor(array)).all()

@@ -105,7 +105,7 @@ class HeadTerm:
     """Centering on the head [N, K], and what the tail adds.
 
     `coefficient` c_v as the contract reports it; `mass` q_hat g; `alpha` [N] the tail's multiple of p (0 where no tail
-    is modelled); `tail_mass` [N] = alpha times the trainer's tail mass; `ratio` [N] rho; masses [N] of the head.
+    is modelled); `tail_mass` [N] = alpha times the trainer's tail mass; `ratio` [N] rho.
     """
 
     coefficient: np.ndarray
@@ -113,8 +113,6 @@ class HeadTerm:
     alpha: np.ndarray
     tail_mass: np.ndarray
     ratio: np.ndarray
-    head_sampler: np.ndarray
-    head_trainer: np.ndarray
 
 
 def head_term(
@@ -143,7 +141,7 @@ def head_term(
     mass = slot_mass(base, factor, q, p, o)
     zero = np.zeros(q.shape[0])
     if tail != "rescaled":
-        return HeadTerm(mass, mass, zero, zero, zero, head_q, head_p)
+        return HeadTerm(mass, mass, zero, zero, zero)
     # The tail slot. "1 - X" is written p_t + (P - X): the same number, exact on-policy, and not worse than 1 - X.
     p_tail = np.exp(log_tail_trainer)
     floor_q, floor_p = objective.centering.floor_sampler or 0.0, objective.centering.floor_trainer or 0.0
@@ -168,4 +166,4 @@ def head_term(
         tail_mass = np.where(p_tail >= floor_p, direct, alpha * p_tail)
         head_only = np.where((alpha == 0.0)[:, None] | (p == 0.0), 0.0, alpha[:, None] * p)
         coefficient = mass - head_only
-    return HeadTerm(coefficient, mass, alpha, tail_mass, rho, head_q, head_p)
+    return HeadTerm(coefficient, mass, alpha, tail_mass, rho)

@@ -19,7 +19,9 @@ MALFORMED = 2
 def build_parser() -> argparse.ArgumentParser:
     """The command-line interface, one sub-command per verb."""
     parser = argparse.ArgumentParser(
-        prog="rlcorr", description="Reference gradients for rollout correction.", epilog="Exit status: 0 done, 2 malformed input."
+        prog="rlcorr",
+        description="Reference gradients for rollout correction.",
+        epilog="Exit status: 0 done, 2 malformed input.",
     )
     parser.add_argument("--version", action="version", version=f"rlcorr-ref {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)

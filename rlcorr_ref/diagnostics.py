@@ -13,15 +13,12 @@ weights divided by their maximum, so scale cannot overflow it. Null where a quan
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 
+from .contract import WeightRule
 from .ratios import log_ratio
+from .tokens import TokenLogProbs
 from .weights import applies, band_limits
-
-if TYPE_CHECKING:
-    from .objective import State
 
 
 def ess(w: np.ndarray) -> float:
@@ -45,18 +42,27 @@ def ess_from_log(log_w: np.ndarray) -> float:
     return ess(np.exp(log_w - log_w.max())) if np.isfinite(log_w.max()) else ess(np.exp(log_w))
 
 
-def diagnostics(state: State, clipped: np.ndarray, stats: dict[str, Any]) -> dict[str, float | None]:
-    """All diagnostics of one evaluation by name; `clipped` [N] marks tokens whose surrogate bound is active."""
-    packed, rows, rule = state.packed, state.rows, state.objective.weight
-    n = packed.count
+def diagnostics(
+    tokens: TokenLogProbs,
+    rule: WeightRule | None,
+    w: np.ndarray,
+    keep: np.ndarray,
+    clipped: np.ndarray,
+    stats: dict[str, np.ndarray],
+) -> dict[str, float | None]:
+    """All diagnostics by name, from applied weights w [N], kept tokens [N] and tokens with an active surrogate bound [N].
+
+    `stats` holds per-token arrays of the centering stage (head masses, tail ratio, coefficient norm) where they exist.
+    """
+    rows, n = tokens.rows, tokens.count
     if n == 0:
         return {"valid_tokens": 0.0, "valid_rows": 0.0}
     numerator = None if rule is None else rule.numerator
-    logn, logq, w = state.numerator(numerator), packed.logp_sampler, state.weights
+    logn, logq = tokens.numerator(numerator), tokens.logp_sampler
     d = log_ratio(logn, logq)
     with np.errstate(over="ignore", invalid="ignore"):
         row_n, row_q, row_d = rows.mean(logn), rows.mean(logq), rows.mean(-d)
-        level = state.level(numerator, "token" if rule is None else rule.level)
+        level = tokens.level(numerator, "token" if rule is None else rule.level)
         ratio = np.exp(level)
         out: dict[str, float | None] = {
             "valid_tokens": float(n),
@@ -81,15 +87,12 @@ def diagnostics(state: State, clipped: np.ndarray, stats: dict[str, Any]) -> dic
             out[f"{name}_min"] = float(values.min())
             out[f"{name}_max"] = float(values.max())
     out["ess"], out["ess_raw"] = ess(w), ess_from_log(level)
-    out["fraction_high"], out["fraction_low"] = _beyond(state, ratio)
+    out["fraction_high"], out["fraction_low"] = _beyond(tokens, rule, ratio)
     out["fraction_zero"] = float(np.mean(w == 0.0))
-    out["fraction_rejected_tokens"] = float(np.mean(~state.keep))
-    out["fraction_rejected_rows"] = float(np.mean(rows.sum(state.keep.astype(np.float64)) == 0.0))
+    out["fraction_rejected_tokens"] = float(np.mean(~keep))
+    out["fraction_rejected_rows"] = float(np.mean(rows.sum(keep.astype(np.float64)) == 0.0))
     out["clip_fraction"] = float(np.mean(clipped))
-    out["zero_advantage_fraction"] = float(np.mean(packed.advantages == 0.0))
-    if packed.head_ids is not None:
-        stats.setdefault("head_mass_sampler", np.exp(packed.head_logp_sampler).sum(-1))
-        stats.setdefault("head_mass_trainer", np.exp(state.fwd.head_logp).sum(-1))
+    out["zero_advantage_fraction"] = float(np.mean(tokens.advantages == 0.0))
     for name in ("head_mass_sampler", "head_mass_trainer", "centering_l1"):
         out[name] = float(np.mean(stats[name])) if name in stats else None
     tail = stats.get("tail_ratio")
@@ -98,13 +101,12 @@ def diagnostics(state: State, clipped: np.ndarray, stats: dict[str, Any]) -> dic
     return out
 
 
-def _beyond(state: State, ratio: np.ndarray) -> tuple[float, float]:
+def _beyond(tokens: TokenLogProbs, rule: WeightRule | None, ratio: np.ndarray) -> tuple[float, float]:
     """Fractions of tokens whose raw ratio (at the weight's level) lies above and below the bounds that hold for them."""
-    rule = state.objective.weight
     if rule is None or rule.statistic != "ratio":
         return 0.0, 0.0
-    low, high = band_limits(rule.band(True), rule.band(False), state.packed.advantages)
-    on = applies(rule.sign, state.packed.advantages)
+    low, high = band_limits(rule.band(True), rule.band(False), tokens.advantages)
+    on = applies(rule.sign, tokens.advantages)
     above = ratio > high if rule.closed else (ratio >= high) & np.isfinite(high)
     below = ratio < low if rule.closed else (ratio <= low) & np.isfinite(low)
     return float(np.mean(above & on)), float(np.mean(below & on))

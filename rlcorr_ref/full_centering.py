@@ -25,12 +25,12 @@ def full_centering(state: State, full: np.ndarray) -> tuple[np.ndarray, dict]:
     from .objective import needs_anchor
 
     objective, packed = state.objective, state.packed
-    scale = times(packed.advantages, state.row_factor)
+    scale = times(packed.advantages, state.weights.row_factor)
     k = times(state.coef, scale)
     zeros = np.zeros((packed.count, 1))
     anchored = packed.logp_anchor is not None and needs_anchor(objective)
     _, on_policy = slot_factor(
-        objective, Slots(zeros, zeros, zeros if anchored else None, packed.advantages[:, None]), state.divisor
+        objective, Slots(zeros, zeros, zeros if anchored else None, packed.advantages[:, None]), state.weights.divisor
     )
     value, l1 = np.zeros(packed.count), np.zeros(packed.count)
     uniform = objective.centering.tail == "uniform"
@@ -40,20 +40,16 @@ def full_centering(state: State, full: np.ndarray) -> tuple[np.ndarray, dict]:
         logq = _uniform_rows(state, piece, logp) if uniform else packed.batch.logp_sampler_full[where]
         logo = packed.batch.logp_anchor_full[where] if anchored else None
         advantages = packed.advantages[piece, None]
-        base, factor = slot_factor(objective, Slots(logq, logp, logo, advantages), state.divisor)
+        base, factor = slot_factor(objective, Slots(logq, logp, logo, advantages), state.weights.divisor)
         mass = slot_mass(base, factor, np.exp(logq), p, None if logo is None else np.exp(logo))
         value[piece] = times(scale[piece], dot(mass, logp))
-        l1[piece] = np.abs(state.row_factor[piece]) * np.abs(mass).sum(-1)
+        l1[piece] = np.abs(state.weights.row_factor[piece]) * np.abs(mass).sum(-1)
         kk = k[piece, None]
         return times(kk, mass - on_policy[piece] * p), times(kk, mass)
 
     fwd = state.fwd
     vocabulary.add_coefficients(packed, fwd.grad, objective.temperature, state.support, fwd.lse, rows, full)
-    stats = {"centering_l1": l1}
-    if packed.head_ids is not None:
-        stats["head_mass_sampler"] = np.exp(packed.head_logp_sampler).sum(-1)
-        stats["head_mass_trainer"] = np.exp(fwd.head_logp).sum(-1)
-    return value, stats
+    return value, {"centering_l1": l1}
 
 
 def _uniform_rows(state: State, piece: slice, logp: np.ndarray) -> np.ndarray:

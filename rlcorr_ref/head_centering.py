@@ -22,7 +22,7 @@ def head_centering(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict]:
     """Write the gradient of sampled-token and centering terms, and return
 
-    (centered value [N], dense value minus head-only value [N], d loss/d log p(head) [N, K], statistics).
+    (head-only value [N], dense value [N], d loss/d log p(head) [N, K], statistics).
     Where `full` [B, T, V] is given the head's derivatives are added there.
     """
     from .objective import needs_anchor
@@ -36,9 +36,9 @@ def head_centering(
             logo = packed.batch.logp_anchor_full[packed.b[:, None], packed.t[:, None], ids]
         logo = np.where(ids >= 0, logo, -np.inf)
     term = head_term(
-        objective, packed.head_logp_sampler, fwd.head_logp, logo, packed.advantages, fwd.log_tail, state.divisor
+        objective, packed.head_logp_sampler, fwd.head_logp, logo, packed.advantages, fwd.log_tail, state.weights.divisor
     )
-    scale = times(packed.advantages, state.row_factor)  # A W, without the aggregation coefficient
+    scale = times(packed.advantages, state.weights.row_factor)  # A W, without the aggregation coefficient
     k = times(state.coef, scale)
     off = k == 0.0
     head_add = np.where(off[:, None], 0.0, times(k[:, None], term.coefficient))
@@ -75,17 +75,13 @@ def head_centering(
         fwd.grad[where] += k[i] * term.tail_mass[i] * pi / objective.temperature
         logp = vocabulary.logp_rows(packed, slice(i, i + 1), objective.temperature, state.support, fwd.lse)[0]
         dense_value[i] = dot(term.mass[i], fwd.head_logp[i]) + term.tail_mass[i] * dot(pi, logp)
-    with np.errstate(invalid="ignore"):
-        extra = np.where(scale == 0.0, 0.0, times(scale, dense_value) - value)
     head_coef = np.where(off[:, None], 0.0, times(k[:, None], term.coefficient))
     if full is not None:
         r, c = np.nonzero(ids >= 0)
         full[packed.b[r], packed.t[r], ids[r, c]] += head_coef[r, c]
     stats = {
-        "head_mass_sampler": term.head_sampler,
-        "head_mass_trainer": term.head_trainer,
-        "centering_l1": np.abs(times(state.row_factor[:, None], term.coefficient)).sum(-1),
+        "centering_l1": np.abs(times(state.weights.row_factor[:, None], term.coefficient)).sum(-1),
     }
     if objective.centering.tail == "rescaled":
         stats["tail_ratio"] = term.ratio
-    return value, extra, head_coef, stats
+    return value, times(scale, dense_value), head_coef, stats

@@ -25,10 +25,11 @@ from .errors import ContractError
 from .full_centering import full_centering
 from .head_centering import head_centering
 from .numerics import times
-from .ratios import Segments, level_log_ratio, log_ratio
-from .rejection import keep_mask
+from .ratios import log_ratio
+from .rejection import reject
 from .surrogates import kl_term, surrogate
-from .weights import gate_factor, normaliser, weight_factor
+from .tokens import TokenLogProbs
+from .weights import Weights, weigh
 
 
 @dataclass(frozen=True)
@@ -54,31 +55,14 @@ class Evaluation:
 
 @dataclass
 class State:
-    """Per-token quantities [N] shared by the stages; filled from top to bottom by `evaluate`."""
+    """What the centering stages share: the packed batch, its forward pass, weights and aggregation coefficients [N]."""
 
     objective: Objective
     packed: Packed
-    rows: Segments
-    runs: Segments
     support: np.ndarray | None
     fwd: vocabulary.Forward
-    weights: np.ndarray | None = None
-    row_factor: np.ndarray | None = None
-    divisor: float = 1.0
-    keep: np.ndarray | None = None
-    coef: np.ndarray | None = None
-
-    def numerator(self, name: str | None) -> np.ndarray:
-        """log n [N] for a rule's `numerator`: the anchor where one is given (and not overruled), else the trainer."""
-        anchor = self.packed.logp_anchor
-        return self.fwd.logp if name == "trainer" or anchor is None else anchor
-
-    def level(
-        self, name: str | None, level: str, log_clamp: float | None = None, order: str = "aggregate"
-    ) -> np.ndarray:
-        """Log-ratio at `level` [N] with the numerator `name`."""
-        d = log_ratio(self.numerator(name), self.packed.logp_sampler)
-        return level_log_ratio(d, level, self.rows, self.runs, log_clamp, order)
+    weights: Weights
+    coef: np.ndarray
 
 
 def evaluate(objective: Objective, batch: Batch) -> Evaluation:
@@ -95,89 +79,65 @@ def evaluate(objective: Objective, batch: Batch) -> Evaluation:
         want_tail=centering is not None and centering.tail == "rescaled",
         want_entropy=objective.entropy is not None,
     )
-    state = State(objective, packed, Segments.rows(packed.b), Segments.runs(packed.b, packed.t), support, fwd)
-    _weigh(state)
-    _reject(state)
-    log_r = log_ratio(fwd.logp, packed.logp_sampler if packed.logp_anchor is None else packed.logp_anchor)
-    value, slope, clipped = surrogate(objective.surrogate, fwd.logp, log_r, packed.advantages, state.rows)
-    token_loss = _zero_times(value, state.weights)
-    grad_logp = _zero_times(slope, state.weights)
+    tokens = TokenLogProbs(packed.b, packed.t, fwd.logp, packed.logp_sampler, packed.logp_anchor, packed.advantages)
+    weights = weigh(tokens, objective.weight, objective.gate)
+    keep = reject(tokens, objective.rejection)
+    shrunk = any(rule.denominator == "shrunk" for rule in objective.rejection)
+    counted = keep if shrunk else np.ones(packed.count, dtype=bool)
+    coef = np.where(keep, token_coefficients(objective.aggregation, packed.b, counted), 0.0)
+    state = State(objective, packed, support, fwd, weights, coef)
+
+    old = packed.logp_sampler if packed.logp_anchor is None else packed.logp_anchor
+    value, slope, clipped = surrogate(
+        objective.surrogate, fwd.logp, log_ratio(fwd.logp, old), packed.advantages, tokens.rows
+    )
+    token_loss = _zero_times(value, weights.applied)
+    grad_logp = _zero_times(slope, weights.applied)
     if objective.kl is not None:
         kl, kl_slope = kl_term(objective.kl, fwd.logp, packed.logp_reference)
-        factor = objective.kl.beta * (state.weights if objective.kl.weighted else np.ones(packed.count))
+        factor = objective.kl.beta * (weights.applied if objective.kl.weighted else np.ones(packed.count))
         token_loss = token_loss + times(factor, kl)
         grad_logp = grad_logp + times(factor, kl_slope)
     if objective.entropy is not None:
         token_loss = token_loss - objective.entropy * fwd.entropy
-    grad_logp = times(state.coef, grad_logp)
+    grad_logp = times(coef, grad_logp)
 
     full = None
     if objective.entropy is not None or (centering is not None and _vocabulary_wide(objective, packed)):
         full = np.zeros_like(fwd.grad)
     head = None
-    dense_extra = np.zeros(packed.count)
+    centered = dense = np.zeros(packed.count)
     stats: dict[str, Any] = {}
+    if packed.head_ids is not None:
+        stats["head_mass_sampler"] = np.exp(packed.head_logp_sampler).sum(-1)
+        stats["head_mass_trainer"] = np.exp(fwd.head_logp).sum(-1)
     if centering is None:
         vocabulary.backward(packed, fwd.grad, objective.temperature, grad_logp, 0.0 - grad_logp)
     elif _vocabulary_wide(objective, packed):
         vocabulary.backward(packed, fwd.grad, objective.temperature, grad_logp, 0.0 - grad_logp)
-        centered, stats = full_centering(state, full)
-        token_loss = token_loss + centered
+        centered, more = full_centering(state, full)
+        dense = centered
+        stats.update(more)
     else:
-        centered, dense_extra, head, stats = head_centering(state, grad_logp, full)
-        token_loss = token_loss + centered
+        centered, dense, head, more = head_centering(state, grad_logp, full)
+        stats.update(more)
     if objective.entropy is not None:
         _entropy(state, full)
 
-    terms = times(state.coef, token_loss)
-    loss = float(terms.sum())
+    loss_dense = float(times(coef, token_loss + dense).sum())
+    token_loss = token_loss + centered
     out = {
-        "loss": loss,
-        "loss_dense": float(times(state.coef, token_loss + dense_extra).sum()) if dense_extra.any() else loss,
+        "loss": float(times(coef, token_loss).sum()),
+        "loss_dense": loss_dense,
         "grad_logits": fwd.grad,
         "grad_logp": _padded(packed, grad_logp),
         "grad_head_logp": None if head is None or full is not None else _padded(packed, head),
         "grad_logp_full": full,
-        "weights": _padded(packed, state.weights),
-        "mask": _padded(packed, state.keep.astype(np.float64)),
-        "token_loss": _padded(packed, np.where(state.keep, token_loss, 0.0)),
+        "weights": _padded(packed, weights.applied),
+        "mask": _padded(packed, keep.astype(np.float64)),
+        "token_loss": _padded(packed, np.where(keep, token_loss, 0.0)),
     }
-    return Evaluation(**out, diagnostics=diagnostics(state, clipped, stats))
-
-
-def _weigh(state: State) -> None:
-    """Importance weight times gate, then the batch normaliser; row-level factors are kept apart for centering."""
-    rule, gate, packed = state.objective.weight, state.objective.gate, state.packed
-    ones = np.ones(packed.count)
-    f, g = ones, ones
-    if rule is not None:
-        d = state.level(rule.numerator, rule.level, rule.log_clamp, rule.clamp_order)
-        f = weight_factor(rule, d, packed.advantages, state.numerator(rule.numerator), packed.logp_sampler).value
-    if gate is not None:
-        g = gate_factor(gate, state.level(gate.numerator, gate.level), packed.advantages)
-    w = times(g, f)
-    state.divisor = normaliser(w, rule.normalise, state.rows) if rule is not None else 1.0
-    scale = 1.0 / state.divisor
-    state.weights = w * scale if state.divisor != 1.0 else w
-    row_factor = ones
-    if rule is not None and rule.level != "token":
-        row_factor = f * scale
-    if gate is not None and gate.level != "token":
-        row_factor = times(g, row_factor)
-    state.row_factor = row_factor
-
-
-def _reject(state: State) -> None:
-    """Edit the mask and form the aggregation coefficient of every token that is kept."""
-    packed, rules = state.packed, state.objective.rejection
-    keep = np.ones(packed.count, dtype=bool)
-    for rule in rules:
-        d = log_ratio(state.numerator(rule.numerator), packed.logp_sampler)
-        keep &= keep_mask(rule, d, packed.logp_sampler, packed.advantages, state.rows)
-    shrunk = any(rule.denominator == "shrunk" for rule in rules)
-    counted = keep if shrunk else np.ones(packed.count, dtype=bool)
-    state.keep = keep
-    state.coef = np.where(keep, token_coefficients(state.objective.aggregation, packed.b, counted), 0.0)
+    return Evaluation(**out, diagnostics=diagnostics(tokens, objective.weight, weights.applied, keep, clipped, stats))
 
 
 def _entropy(state: State, full: np.ndarray) -> None:

@@ -13,6 +13,7 @@ AReaL 1.0.4 (M2PO), DeepSeek-V3.2 arXiv 2512.02556 (off-policy sequence masking:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import numpy as np
 from .contract import RejectionRule
 from .errors import ContractError
 from .ratios import Segments, clamp
+from .tokens import TokenLogProbs
 from .weights import applies, in_band, probability_difference
 
 # Rejection settings under the names the field uses; each value is a `rejection` list of the contract.
@@ -85,6 +87,15 @@ def keep_mask(
     low = -np.inf if rule.low is None else rule.low
     high = np.inf if rule.high is None else rule.high
     return in_band(value, low, high, rule.closed) | ~applies(rule.sign, advantages)
+
+
+def reject(tokens: TokenLogProbs, rules: Sequence[RejectionRule]) -> np.ndarray:
+    """Which valid tokens [N] survive all `rules`; every statistic is taken over the original mask."""
+    keep = np.ones(tokens.count, dtype=bool)
+    for rule in rules:
+        d = tokens.log_ratio(rule.numerator)
+        keep &= keep_mask(rule, d, tokens.logp_sampler, tokens.advantages, tokens.rows)
+    return keep
 
 
 def m2po_mask(d: np.ndarray, threshold: float) -> np.ndarray:

@@ -17,6 +17,9 @@ import numpy as np
 
 from .contract import Band, Gate, WeightRule
 from .errors import ContractError
+from .numerics import times
+from .ratios import Segments
+from .tokens import TokenLogProbs
 
 # Points of the grid under the names the field uses; each value is a `weight` record of the contract.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -160,7 +163,38 @@ def probability_difference(logp_numerator: np.ndarray, logp_sampler: np.ndarray)
     return np.where(np.isfinite(close), close, np.exp(logp_numerator) - np.exp(logp_sampler))
 
 
-def normaliser(w: np.ndarray, mode: str | None, rows) -> float:
+@dataclass(frozen=True)
+class Weights:
+    """Applied weights [N], the row-level part of them [N] (1 where weight and gate are token-level), and the divisor."""
+
+    applied: np.ndarray
+    row_factor: np.ndarray
+    divisor: float
+
+
+def weigh(tokens: TokenLogProbs, rule: WeightRule | None, gate: Gate | None) -> Weights:
+    """Importance weight times gate, then the batch normaliser: w = f(rho) 1[gate]/divisor, per valid token [N].
+
+    The row-level factor is kept apart because score centering treats it apart: it is no function of the token.
+    """
+    ones = np.ones(tokens.count)
+    f, g = ones, ones
+    if rule is not None:
+        d = tokens.level(rule.numerator, rule.level, rule.log_clamp, rule.clamp_order)
+        f = weight_factor(rule, d, tokens.advantages, tokens.numerator(rule.numerator), tokens.logp_sampler).value
+    if gate is not None:
+        g = gate_factor(gate, tokens.level(gate.numerator, gate.level), tokens.advantages)
+    w = times(g, f)
+    divisor = 1.0 if rule is None else normaliser(w, rule.normalise, tokens.rows)
+    row_factor = ones
+    if rule is not None and rule.level != "token":
+        row_factor = f * (1.0 / divisor)
+    if gate is not None and gate.level != "token":
+        row_factor = times(g, row_factor)
+    return Weights(w if divisor == 1.0 else w * (1.0 / divisor), row_factor, divisor)
+
+
+def normaliser(w: np.ndarray, mode: str | None, rows: Segments) -> float:
     """Divisor of batch normalisation: mean of w over valid tokens, or over non-empty rows of the row's mean w.
 
     Applied after truncation, so the cap is no longer the maximum (verl 0.9.1 and slime `mis.py`). A batch whose weights

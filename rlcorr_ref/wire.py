@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from . import functions, shards
 from .batch import Batch
 from .contract import Objective
 from .errors import ContractError, check_keys
@@ -42,7 +43,20 @@ def objective(inputs: Mapping[str, Any], definition: Mapping[str, Any]) -> dict[
     return {f.name: getattr(result, f.name) for f in fields(Evaluation)}
 
 
-FUNCTIONS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]] = {"objective": objective}
+FUNCTIONS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]] = {
+    "objective": objective,
+    "log_softmax": functions.log_softmax,
+    "ratio": functions.ratio,
+    "weight": functions.weight,
+    "reject": functions.reject,
+    "surrogate": functions.surrogate,
+    "head_coefficients": functions.head_coefficients,
+    "aggregate": functions.aggregate,
+    "advantages": functions.advantages,
+    "diagnostics": functions.diagnostics,
+    "quantise": functions.quantise,
+    "shard": shards.shard,
+}
 
 
 def to_wire(value: Any) -> Any:
