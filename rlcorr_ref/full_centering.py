@@ -43,7 +43,7 @@ def full_centering(state: State, full: np.ndarray) -> tuple[np.ndarray, dict]:
         base, factor = slot_factor(objective, Slots(logq, logp, logo, advantages), state.weights.divisor)
         mass = slot_mass(base, factor, np.exp(logq), p, None if logo is None else np.exp(logo))
         value[piece] = times(scale[piece], dot(mass, logp))
-        l1[piece] = np.abs(state.weights.row_factor[piece]) * np.abs(mass).sum(-1)
+        l1[piece] = np.abs(mass).sum(-1)
         kk = k[piece, None]
         return times(kk, mass - on_policy[piece] * p), times(kk, mass)
 
@@ -62,7 +62,7 @@ def _uniform_rows(state: State, piece: slice, logp: np.ndarray) -> np.ndarray:
     tail[r, ids[r, c]] = False
     rest = np.maximum(1.0 - np.exp(logq).sum(-1), 0.0)
     with np.errstate(divide="ignore"):
-        share = np.log(rest) - np.log(tail.sum(-1))
+        share = np.log(rest / np.maximum(tail.sum(-1), 1))
     out = np.where(tail, share[:, None], -np.inf)
     out[r, ids[r, c]] = logq[r, c]
     return out

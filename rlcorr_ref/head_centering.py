@@ -79,9 +79,7 @@ def head_centering(
     if full is not None:
         r, c = np.nonzero(ids >= 0)
         full[packed.b[r], packed.t[r], ids[r, c]] += head_coef[r, c]
-    stats = {
-        "centering_l1": np.abs(times(state.weights.row_factor[:, None], term.coefficient)).sum(-1),
-    }
+    stats = {"centering_l1": np.abs(term.coefficient).sum(-1)}
     if objective.centering.tail == "rescaled":
         stats["tail_ratio"] = term.ratio
     return value, times(scale, dense_value), head_coef, stats

@@ -19,7 +19,7 @@ import numpy as np
 from . import vocabulary
 from .aggregation import token_coefficients
 from .batch import Batch, Packed
-from .contract import Objective
+from .contract import Centering, Objective
 from .diagnostics import diagnostics
 from .errors import ContractError
 from .full_centering import full_centering
@@ -109,8 +109,7 @@ def evaluate(objective: Objective, batch: Batch) -> Evaluation:
     centered = dense = np.zeros(packed.count)
     stats: dict[str, Any] = {}
     if packed.head_ids is not None:
-        stats["head_mass_sampler"] = np.exp(packed.head_logp_sampler).sum(-1)
-        stats["head_mass_trainer"] = np.exp(fwd.head_logp).sum(-1)
+        stats = _head_statistics(objective, packed.head_logp_sampler, fwd.head_logp)
     if centering is None:
         vocabulary.backward(packed, fwd.grad, objective.temperature, grad_logp, 0.0 - grad_logp)
     elif _vocabulary_wide(objective, packed):
@@ -138,6 +137,17 @@ def evaluate(objective: Objective, batch: Batch) -> Evaluation:
         "token_loss": _padded(packed, np.where(keep, token_loss, 0.0)),
     }
     return Evaluation(**out, diagnostics=diagnostics(tokens, objective.weight, weights.applied, keep, clipped, stats))
+
+
+def _head_statistics(objective: Objective, logq: np.ndarray, logp: np.ndarray) -> dict[str, np.ndarray]:
+    """Head masses and tail ratio per token [N]; the floors are the centering's, or the contract's defaults."""
+    q, p = np.exp(logq).sum(-1), np.exp(logp).sum(-1)
+    floors = objective.centering or Centering()
+    top = np.maximum(1.0 - q, floors.floor_sampler or 0.0)
+    bottom = np.maximum(1.0 - p, floors.floor_trainer or 0.0)
+    with np.errstate(divide="ignore"):
+        ratio = np.where(top == bottom, 1.0, top / np.where(top == bottom, 1.0, bottom))
+    return {"head_mass_sampler": q, "head_mass_trainer": p, "tail_ratio": ratio}
 
 
 def _entropy(state: State, full: np.ndarray) -> None:

@@ -89,14 +89,15 @@ def in_band(x: np.ndarray, low: np.ndarray, high: np.ndarray, closed: bool) -> n
     return ((x > low) | np.isneginf(low)) & ((x < high) | np.isposinf(high))
 
 
-def band_limits(
-    positive: Band, negative: Band, advantages: np.ndarray, signed: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper bound per token, shape of `advantages`; -inf and inf where a side is unbounded."""
+def band_limits(positive: Band, negative: Band, advantages: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Lower and upper bound per token, shape of `advantages`; -inf and inf where a side is null.
+
+    A low of 0 is a bound like any other: an open band (0, high) leaves out exactly 0, which for statistic "tv" is the
+    on-policy token. Write low null for no bound.
+    """
 
     def side(band: Band) -> tuple[float, float]:
-        low = -np.inf if band.low is None or (not signed and band.low <= 0) else band.low
-        return low, np.inf if band.high is None else band.high
+        return -np.inf if band.low is None else band.low, np.inf if band.high is None else band.high
 
     up = advantages >= 0
     (lp, hp), (ln, hn) = side(positive), side(negative)
@@ -126,7 +127,7 @@ def weight_factor(
     with np.errstate(over="ignore"):
         rho = np.exp(d)
     signed = rule.statistic == "tv_signed"
-    low, high = band_limits(rule.band(True), rule.band(False), advantages, signed)
+    low, high = band_limits(rule.band(True), rule.band(False), advantages)
     x = rho
     if rule.statistic != "ratio":
         if logp_numerator is None or logp_sampler is None:
