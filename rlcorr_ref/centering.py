@@ -94,7 +94,7 @@ def _times_ratio(
 
 
 def slot_mass(base: np.ndarray, factor: np.ndarray, q: np.ndarray, p: np.ndarray, o: np.ndarray | None) -> np.ndarray:
-    """q g(v) from `slot_factor`; 0 where the factor is 0."""
+    """q g(v), any shape, from `slot_factor` and the masses q, p, o of the same tokens; 0 where the factor is 0."""
     mass = np.where(base == BASE_TRAINER, p, q if o is None else np.where(base == BASE_ANCHOR, o, q))
     with np.errstate(invalid="ignore"):
         return np.where((factor == 0.0) | (mass == 0.0), 0.0, factor * mass)

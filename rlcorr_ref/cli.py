@@ -53,7 +53,7 @@ def read_json(path: str) -> Any:
 
 
 def run_evaluate(args: argparse.Namespace) -> int:
-    """`rlcorr evaluate`."""
+    """`rlcorr evaluate CASE.json`: print the answer as one line of strict JSON."""
     print(json.dumps(evaluate_case(read_json(args.case)), allow_nan=False))
     return 0
 

@@ -7,8 +7,9 @@ With d = log n - log q (n the weight's numerator: anchor where given, else train
     chi2_token mean(exp(2d)) - 1    chi2_sequence mean over rows of exp(2 sum d) - 1
     ess (sum w)^2/(N sum w^2), in (0, 1], 0 when every weight is 0
 
-Token-pooled unless said. expm1 keeps k3 and chi-square exact near 0 (the naive float32 k3 turns negative); ESS is taken on
-weights divided by their maximum, so scale cannot overflow it. Null where a quantity does not exist for the objective.
+Sources: verl 0.9.1 `compute_offpolicy_metrics` (names, pooling); J. Schulman, "Approximating KL divergence" (2020); arXiv
+2602.17616 (ESS on max-shifted weights). Token-pooled unless said. expm1 keeps k3 and chi-square exact near 0 (the naive
+float32 k3 turns negative). Null where a quantity does not exist for the objective.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def ess(w: np.ndarray) -> float:
 
 
 def ess_from_log(log_w: np.ndarray) -> float:
-    """`ess` of exp(log_w), shifted by the maximum first: finite for log-ratios of any size."""
+    """`ess` of exp(log_w), log_w [N] in nats, shifted by its maximum first: finite for log-ratios of any size."""
     if log_w.size == 0:
         return float("nan")
     return ess(np.exp(log_w - log_w.max())) if np.isfinite(log_w.max()) else ess(np.exp(log_w))

@@ -2,8 +2,8 @@
 
     c_v = q_hat_v g(v) for every v of the support;   gradient (c - (sum c) p)/temperature
 
-The gradient is taken with c - f(1) p in place of c: a multiple of p changes nothing, and on-policy every coefficient then
-vanishes to the last bit.
+Source: arXiv 2609.20807, Eq. 8 (exact centering); slime PR #2406 (recorded support). The gradient is taken with c - f(1) p in
+place of c: a multiple of p changes nothing, and on-policy every coefficient then vanishes to the last bit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Centering on recorded heads, assembled for a batch: tails "rescaled", "dropped", "renormalised", "support" (head as S).
 
 centered term per token = A W sum_v c_v log p_v      (W the row-level weight and gate, 1 otherwise)
+
+Source: arXiv 2609.20807, Eqs. 12 and 14 (head-only loss with alpha), App. A.3 (floors).
 """
 
 from __future__ import annotations

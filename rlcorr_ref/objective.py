@@ -1,6 +1,6 @@
 """Batch + Objective -> Evaluation: loss, gradient on the logits, weights and diagnostics, written out in float64.
 
-The stages in order, each in its own module and testable alone:
+The stages of the contract in order, each in its own module (which names its papers) and testable alone:
 
     categorical (log p) -> ratios (level) -> weights (detached) -> rejection (mask) -> surrogates (value, slope)
     -> centering (coefficients) -> aggregation (coefficient per token) -> vocabulary (gradient)

@@ -26,7 +26,7 @@ FORMATS: dict[str, tuple[int | None, int, float]] = {
 
 
 def to_grid(x: np.ndarray, fmt: str) -> np.ndarray:
-    """Nearest value of the grid, ties to even, saturating; float64 in and out, NaN is refused."""
+    """Nearest value of the grid, elementwise, ties to even, saturating; float64 in and out, NaN is refused."""
     check_choice("format", fmt, FORMATS)
     mantissa, lowest, largest = FORMATS[fmt]
     if np.isnan(x).any():

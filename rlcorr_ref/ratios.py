@@ -71,7 +71,7 @@ class Segments:
 
 
 def clamp(d: np.ndarray, bound: float | None) -> np.ndarray:
-    """Safety clamp of a log-ratio to [-bound, bound]; None leaves it alone."""
+    """Safety clamp of a log-ratio (elementwise, nats) to +-bound; None leaves it alone. verl and ms-swift use 20."""
     return d if bound is None else np.clip(d, -bound, bound)
 
 

@@ -60,7 +60,7 @@ def token_statistic(name: str, d: np.ndarray, logp_sampler: np.ndarray) -> np.nd
 
 
 def binary_kl(logp_sampler: np.ndarray, logp_numerator: np.ndarray) -> np.ndarray:
-    """KL(Bernoulli(q) || Bernoulli(n)) in nats, from log-probs; inf where n is 0 or 1 and q is not."""
+    """KL(Bernoulli(q) || Bernoulli(n)) elementwise in nats, from log-probs; inf where n is 0 or 1 and q is not."""
     q = np.exp(logp_sampler)
     rest_q = -np.expm1(np.minimum(logp_sampler, 0.0))
     rest_n = -np.expm1(np.minimum(logp_numerator, 0.0))

@@ -22,7 +22,7 @@ from .objective import Evaluation
 
 
 def take_rows(batch: Batch, rows: Sequence[int]) -> Batch:
-    """The batch restricted to `rows`; zero rows give an empty shard with the same T, V and K."""
+    """The batch restricted to `rows` [S]; zero rows give an empty shard with the same T, V and K."""
     index = np.asarray(rows, dtype=np.int64)
     values = {f.name: getattr(batch, f.name) for f in fields(batch)}
     return Batch(**{name: None if value is None else value[index] for name, value in values.items()})

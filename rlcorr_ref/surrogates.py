@@ -19,14 +19,14 @@ from .ratios import Segments
 
 
 def clip_bounds(rule: Surrogate) -> tuple[float, float]:
-    """The band [1 - eps_low, 1 + eps_high]; an absent side (cispo) is unbounded."""
+    """The band as two scalars, 1 - eps_low and 1 + eps_high; an absent side (cispo) is unbounded."""
     low = -np.inf if rule.eps_low is None else 1.0 - rule.eps_low
     high = np.inf if rule.eps_high is None else 1.0 + rule.eps_high
     return low, high
 
 
 def ppo_active(rule: Surrogate, r: np.ndarray, advantages: np.ndarray) -> np.ndarray:
-    """Where the slope of the clipped objective is not 0.
+    """Where the slope of the clipped objective is not 0, elementwise.
 
     Clipping binds only in the direction that would raise the objective: r above the band for A > 0, below it for A < 0;
     the dual bound binds for A < 0 when r > dual. A = 0 is never clipped.

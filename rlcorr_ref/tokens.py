@@ -1,4 +1,7 @@
-"""Per-token log-probs of the policies on the sampled tokens, packed: what weights, rejection and diagnostics work on."""
+"""Per-token log-probs of the policies on the sampled tokens, packed: what weights, rejection and diagnostics work on.
+
+The names are the contract's: trainer p, sampler q as actually sampled, anchor o.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ forward   log p(y), log p(head), the trainer's log tail mass, entropy; leaves p 
 backward  turns p into (c - (sum_v c_v) p)/temperature row by row
 
 Rows are processed in chunks that fit a core's cache, on threads (NumPy releases the lock in its loops), so that the only
-array of the size of the logits is the gradient that is returned. Chunks do not change a bit: every reduction is per row.
+array of the size of the logits is the gradient that is returned. Shifted log-sum-exp: Blanchard, Higham & Higham, IMA J. Numer.
+Anal. 41(4), 2021. Chunks do not change a bit: every reduction is per row.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def forward(
     want_tail: bool,
     want_entropy: bool,
 ) -> Forward:
-    """One pass over the logits of the valid tokens. Raises `ContractError` naming (b, t) for bad logits."""
+    """One pass over the logits of the valid tokens, head_ids [N, K] or None. Raises `ContractError` naming (b, t) for bad logits."""
     n, (rows, width, v) = packed.count, packed.batch.logits.shape
     k = 0 if head_ids is None else head_ids.shape[1]
     out = Forward(

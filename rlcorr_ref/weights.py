@@ -68,7 +68,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def preset(name: str) -> WeightRule:
-    """The named point of the grid. Raises `ContractError` listing the known names."""
+    """The named point of the grid, see `PRESETS` (arXiv 2609.20807, Table 1); an unknown name lists the known ones."""
     if name not in PRESETS:
         raise ContractError(f"preset: unknown name {name!r}; known: {', '.join(PRESETS)}")
     return WeightRule(**PRESETS[name])
@@ -90,7 +90,7 @@ def in_band(x: np.ndarray, low: np.ndarray, high: np.ndarray, closed: bool) -> n
 
 
 def band_limits(positive: Band, negative: Band, advantages: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper bound per token, shape of `advantages`; -inf and inf where a side is null.
+    """Lower and upper bound per token, any shape (that of `advantages`); -inf and inf where a side is null.
 
     A low of 0 is a bound like any other: an open band (0, high) leaves out exactly 0, which for statistic "tv" is the
     on-policy token. Write low null for no bound.
@@ -105,7 +105,7 @@ def band_limits(positive: Band, negative: Band, advantages: np.ndarray) -> tuple
 
 
 def applies(sign: str, advantages: np.ndarray) -> np.ndarray:
-    """Where a rule with this `sign` acts: everywhere, on A >= 0, or on A < 0."""
+    """Where a rule with this `sign` acts, elementwise: everywhere, on A >= 0, or on A < 0."""
     if sign == "both":
         return np.ones(advantages.shape, dtype=bool)
     return advantages >= 0 if sign == "positive" else advantages < 0
