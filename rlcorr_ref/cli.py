@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__
+from .dialects.command import add_parser as add_dialects
 from .errors import ContractError
 from .wire import FUNCTIONS, evaluate_case
 
@@ -32,6 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     evaluate.add_argument("case", metavar="CASE.json", help="a file, or - for standard input")
     evaluate.set_defaults(run=run_evaluate)
+    add_dialects(commands)
     return parser
 
 

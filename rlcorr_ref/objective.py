@@ -123,10 +123,12 @@ def evaluate(objective: Objective, batch: Batch) -> Evaluation:
     if objective.entropy is not None:
         _entropy(state, full)
 
-    loss_dense = float(times(coef, token_loss + dense).sum())
-    token_loss = token_loss + centered
+    with np.errstate(invalid="ignore"):  # infinite terms of opposite sign: the loss is NaN, the gradient stands
+        loss_dense = float(times(coef, token_loss + dense).sum())
+        token_loss = token_loss + centered
+        loss = float(times(coef, token_loss).sum())
     out = {
-        "loss": float(times(coef, token_loss).sum()),
+        "loss": loss,
         "loss_dense": loss_dense,
         "grad_logits": fwd.grad,
         "grad_logp": _padded(packed, grad_logp),

@@ -97,7 +97,7 @@ def forward(
     want_tail: bool,
     want_entropy: bool,
 ) -> Forward:
-    """One pass over the logits of the valid tokens, head_ids [N, K] or None. Raises `ContractError` naming (b, t) for bad logits."""
+    """One pass over the logits of the valid tokens, head_ids [N, K] or None. `ContractError` names (b, t) of bad logits."""
     n, (rows, width, v) = packed.count, packed.batch.logits.shape
     k = 0 if head_ids is None else head_ids.shape[1]
     out = Forward(

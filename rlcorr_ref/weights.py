@@ -148,7 +148,7 @@ def weight_factor(
 
 
 def gate_factor(rule: Gate, d: np.ndarray, advantages: np.ndarray) -> np.ndarray:
-    """1 where the band holds exp(d) at the gate's level (or `sign` exempts the token), else 0."""
+    """Elementwise 1 where the band holds exp(d) at the gate's level (or `sign` exempts the token), else 0."""
     advantages = np.broadcast_to(advantages, d.shape)
     band = Band(rule.low, rule.high)
     low, high = band_limits(band, band, advantages)
