@@ -12,6 +12,7 @@ from typing import Any
 from . import __version__
 from .dialects.command import add_parser as add_dialects
 from .errors import ContractError
+from .vectors.command import add_parser as add_vectors
 from .wire import FUNCTIONS, evaluate_case
 
 MALFORMED = 2
@@ -34,6 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     evaluate.add_argument("case", metavar="CASE.json", help="a file, or - for standard input")
     evaluate.set_defaults(run=run_evaluate)
     add_dialects(commands)
+    add_vectors(commands)
     return parser
 
 
