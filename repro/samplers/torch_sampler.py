@@ -1,0 +1,161 @@
+"""The simulated engine: batched, key/value-cached decoding with quantised weights, activations and cache.
+
+It runs the same network as the trainer, so the only mismatch is the one that was asked for. Weights are quantised
+once per update, activations at the input of every linear layer inside the blocks, keys and values as they are written.
+Tokens are drawn by inverting the cumulative distribution with one float64 uniform per row and position, all drawn up
+front from the caller's generator: what a row samples does not depend on when other rows finish.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+from transformers import Qwen3Config
+
+from repro.policies import Cache, State, check_state, decode_step, fuse, rotary_tables
+from repro.quantise import grid, quantise, quantise_weights
+from repro.samplers import Rollout, RolloutError
+
+
+class TorchSampler:
+    """A :class:`repro.samplers.Sampler` for tiny Qwen3-shaped policies.
+
+    ``weights``, ``activations`` and ``kv`` name a format of ``repro.quantise`` or are None (float32: the on-policy
+    control). ``eos`` ends a response; ``pad`` fills the tokens behind it.
+    """
+
+    def __init__(
+        self,
+        config: Qwen3Config,
+        *,
+        eos: int,
+        pad: int,
+        weights: str | None = None,
+        activations: str | None = None,
+        kv: str | None = None,
+    ):
+        for name in (weights, activations, kv):
+            if name is not None:
+                grid(name)
+        self.config, self.eos, self.pad = config, eos, pad
+        self.weights_format = weights
+        self._activations = partial(quantise, name=activations) if activations else None
+        self._kv = partial(quantise, name=kv) if kv else None
+        self._state: State | None = None
+        self.version = -1
+
+    def load_weights(self, state: State, version: int) -> None:
+        """Copy (and quantise) the trainer's weights; later changes to ``state`` do not reach the sampler."""
+        check_state(state, self.config)
+        if self.weights_format:
+            self._state = quantise_weights(state, self.weights_format)
+        else:
+            self._state = {name: value.detach().clone() for name, value in state.items()}
+        self._blocks = fuse(self._state, self.config)
+        self.version = version
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompts: Tensor,
+        samples_per_prompt: int,
+        max_tokens: int,
+        temperature: float,
+        generator: torch.Generator,
+        head_k: int,
+    ) -> Rollout:
+        """See :class:`repro.samplers.Sampler`. ``logp_sampler_full`` is always recorded: the vocabulary is small."""
+        self._check_request(prompts, samples_per_prompt, max_tokens, temperature, head_k)
+        rows, vocabulary = prompts.shape[0] * samples_per_prompt, self.config.vocab_size
+        uniforms = torch.rand((max_tokens, rows), dtype=torch.float64, generator=generator)
+        tables = rotary_tables(self.config, prompts.shape[1] + max_tokens)
+
+        def step(cache: Cache, tokens: Tensor, position: int) -> Tensor:
+            return decode_step(
+                self._state, self._blocks, self.config, cache, tables, tokens, position, self._activations, self._kv
+            )
+
+        cache = Cache.empty(self.config, prompts.shape[0], prompts.shape[1] + max_tokens)
+        for position in range(prompts.shape[1]):
+            logits = step(cache, prompts[:, position], position)
+        prompt_index = torch.arange(prompts.shape[0]).repeat_interleave(samples_per_prompt)
+        cache, logits = cache.rows(prompt_index), logits[prompt_index]
+
+        tokens = torch.full((rows, max_tokens), self.pad)
+        logp = torch.zeros((rows, max_tokens, vocabulary))
+        lengths = torch.full((rows,), max_tokens)
+        ended = torch.zeros(rows, dtype=torch.bool)
+        active = torch.arange(rows)  # original row of each row still in the cache, finished ones included
+        alive = torch.ones(rows, dtype=torch.bool)
+        for t in range(max_tokens):
+            logq = torch.log_softmax(logits / temperature, dim=-1)
+            cumulative = logq.double().exp_().cumsum(dim=-1)
+            threshold = uniforms[t, active, None] * cumulative[:, -1:]
+            drawn = (cumulative <= threshold).sum(dim=-1).clamp_max(vocabulary - 1)
+            if not torch.isfinite(cumulative[:, -1]).all():
+                raise RolloutError(
+                    f"logits: not finite at response token {t} of policy version {self.version}; the policy has "
+                    "diverged - lower the learning rate or start again from an earlier checkpoint"
+                )
+            current = active[alive]
+            tokens[current, t] = drawn[alive]
+            logp[current, t] = logq[alive]
+            stopped = alive & (drawn == self.eos)
+            lengths[active[stopped]] = t + 1
+            ended[active[stopped]] = True
+            alive &= ~stopped
+            if t + 1 == max_tokens or not alive.any():
+                break
+            # Dropping finished rows copies the cache, so it waits until a quarter of the rows would go.
+            if int(alive.sum()) * 4 <= len(alive) * 3:
+                kept = alive.nonzero().squeeze(-1)
+                cache, active, drawn = cache.rows(kept), active[kept], drawn[kept]
+                alive = torch.ones(len(kept), dtype=torch.bool)
+            logits = step(cache, drawn, prompts.shape[1] + t)
+
+        length = int(lengths.max())
+        tokens, logp = tokens[:, :length], logp[:, :length]
+        mask = torch.arange(length) < lengths[:, None]
+        head_ids, head_logp = self._head(logp, mask, head_k) if head_k else (None, None)
+        return Rollout(
+            prompts=prompts[prompt_index],
+            prompt_index=prompt_index,
+            tokens=tokens,
+            mask=mask,
+            ended=ended,
+            logp_sampler=logp.gather(-1, tokens[..., None]).squeeze(-1),
+            head_ids=head_ids,
+            head_logp_sampler=head_logp,
+            version=self.version,
+            temperature=temperature,
+            logp_sampler_full=logp,
+        )
+
+    @staticmethod
+    def _head(logp: Tensor, mask: Tensor, head_k: int) -> tuple[Tensor, Tensor]:
+        """The top ``head_k`` ids and log-probs of each valid token; absent slots elsewhere."""
+        ids = torch.full((*mask.shape, head_k), -1)
+        values = torch.full((*mask.shape, head_k), -torch.inf)
+        values[mask], ids[mask] = logp[mask].topk(head_k, dim=-1)
+        return ids, values
+
+    def _check_request(self, prompts, samples_per_prompt, max_tokens, temperature, head_k) -> None:
+        if self._state is None:
+            raise RolloutError("load_weights has not been called: the sampler has no policy to sample from")
+        if prompts.ndim != 2 or prompts.dtype != torch.int64 or min(prompts.shape) < 1:
+            raise RolloutError(f"prompts: expected int64 [N, P], got {prompts.dtype} {tuple(prompts.shape)}")
+        if samples_per_prompt < 1 or max_tokens < 1:
+            raise RolloutError(
+                f"samples_per_prompt and max_tokens must be at least 1, got {samples_per_prompt} and {max_tokens}"
+            )
+        if not 0 <= head_k <= self.config.vocab_size:
+            raise RolloutError(f"head_k: expected 0..{self.config.vocab_size} (the vocabulary), got {head_k}")
+        if not temperature > 0:
+            raise RolloutError(f"temperature: expected a positive number, got {temperature}")
+        if prompts.shape[1] + max_tokens > self.config.max_position_embeddings:
+            raise RolloutError(
+                f"max_tokens: {prompts.shape[1]} prompt tokens and {max_tokens} response tokens exceed the model's "
+                f"{self.config.max_position_embeddings} positions"
+            )

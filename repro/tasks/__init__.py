@@ -1,0 +1,5 @@
+"""Tasks: a problem generator, a prompt, a parser and a verifiable reward each.
+
+``countdown``       the official form: four numbers up to 100, chat prompt, answer tags.
+``countdown_tiny``  three numbers up to 12 over a 73-token vocabulary, with retries, for policies of 0.1 M parameters.
+"""

@@ -1,0 +1,103 @@
+"""The manifest: the shipped one is consistent with the trainer, a bad one is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from repro import manifest
+from repro.arms import ARMS, complete_config
+from repro.manifest import ManifestError
+from repro.oracle import LIMIT
+from repro.provenance import ROOT
+
+ROWS = manifest.load()
+TEXT = manifest.MANIFEST.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=list(ROWS))
+def test_every_cell_is_a_complete_trainer_config(row):
+    assert set(row.arms) <= set(ARMS)
+    for tier in row.tiers:
+        for cell in row.cells(tier):
+            # nothing is left to the trainer's defaults: a changed default could not change what a key means
+            assert complete_config(cell.config) == cell.config
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=list(ROWS))
+def test_what_a_row_names_exists_and_its_texts_can_be_filled(row):
+    assert (ROOT / row.notebook).is_file()
+    assert (ROOT / row.settings.checkpoint / "model.safetensors").is_file()
+    for line in row.scaled_down:
+        assert "{" not in line.format(**vars(row.settings), steps=1)
+    for tier in row.tiers.values():
+        assert tier.steps >= 2 * row.check.window, "the claim needs a first and a last window"
+
+
+def test_figures_and_oracle_state_the_same_limit():
+    from repro.figures import ORACLE_LIMIT
+
+    assert ORACLE_LIMIT == LIMIT
+
+
+def test_cells_come_seed_by_seed_with_overrides_in_their_configs():
+    row = ROWS["countdown-fig4"]
+    cells = row.cells("tiny", arms=["sc", "pg"], seeds=[5, 4, 5], steps=7)
+    assert [(cell.seed, cell.arm) for cell in cells] == [(5, "sc"), (5, "pg"), (4, "sc"), (4, "pg")]
+    assert {cell.config["steps"] for cell in cells} == {7}
+    assert len(row.cells("tiny")) == len(row.arms) * len(row.tier("tiny").seeds)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tier": "gpu"}, "tier 'gpu': row countdown-fig4 has the tiers: tiny"),
+        ({"tier": "tiny", "arms": ["ppo"]}, "arm 'ppo': row countdown-fig4 has the arms: onpolicy, pg"),
+        ({"tier": "tiny", "steps": 0}, "steps: expected at least 1"),
+        ({"tier": "tiny", "seeds": [-1]}, "seeds: expected non-negative"),
+    ],
+)
+def test_requests_that_a_row_cannot_meet(options, words):
+    with pytest.raises(ManifestError, match=words):
+        ROWS["countdown-fig4"].cells(**options)
+
+
+def test_unknown_row_lists_the_known_ones():
+    with pytest.raises(ManifestError, match="row 'fig9': known rows: countdown-fig4"):
+        manifest.find(ROWS, "fig9")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("head_k = 16", "head_kk = 16", r"row countdown-fig4.settings: unknown key 'head_kk'; known: task, checkpoint"),
+        ("head_k = 16", "", r"settings: missing key 'head_k'"),
+        ("head_k = 16", "head_k = 16.5", r"settings.head_k: expected int, got float \(16.5\)"),
+        ("head_k = 16", 'head_k = "16"', r"settings.head_k: expected int, got str"),
+        ("seeds = [2, 3, 4]", "seeds = [0, true]", r"tiers.tiny.seeds\[1\]: expected int, got bool"),
+        ("seeds = [2, 3, 4]", "seeds = []", r"tiers.tiny: steps, eval_every and the number of seeds"),
+        ("seeds = [2, 3, 4]", "seeds = 3", r"tiers.tiny.seeds: expected a list, got int"),
+        ("minutes = 20", 'minutes = 20\ncolour = "red"', r"tiers.tiny: unknown key 'colour'"),
+        ('better = "sc", worse', 'better = "ppo", worse', r"check: 'ppo' is not among its arms"),
+        ("[[row]]", "[[rows]]", r"unknown key 'rows'; known: row"),
+        ("[[row]]", "[[row]", r"not valid TOML"),
+        ("[row.settings]", "[row.setting]", r"row countdown-fig4: unknown key 'setting'"),
+    ],
+)
+def test_a_bad_manifest_is_refused_by_name(tmp_path, old, new, words):
+    assert old in TEXT
+    path = tmp_path / "manifest.toml"
+    path.write_text(TEXT.replace(old, new))
+    with pytest.raises(ManifestError, match=words):
+        manifest.load(path)
+
+
+def test_a_row_id_may_not_occur_twice(tmp_path):
+    path = tmp_path / "manifest.toml"
+    path.write_text(TEXT + TEXT[TEXT.rindex("[[row]]") :])
+    with pytest.raises(ManifestError, match="the id occurs twice"):
+        manifest.load(path)
+
+
+def test_a_missing_manifest(tmp_path):
+    with pytest.raises(ManifestError, match="No such file"):
+        manifest.load(tmp_path / "none.toml")
