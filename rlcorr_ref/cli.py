@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import __version__
+from . import __version__, presets
+from .contract import Objective
 from .dialects.command import add_parser as add_dialects
 from .errors import ContractError
 from .vectors.command import add_parser as add_vectors
@@ -34,6 +35,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     evaluate.add_argument("case", metavar="CASE.json", help="a file, or - for standard input")
     evaluate.set_defaults(run=run_evaluate)
+    named = commands.add_parser(
+        "presets",
+        help="the corrections of the field by name, as definitions",
+        description="Print the table of presets, or one preset's definition as JSON.",
+    )
+    named.add_argument("name", metavar="NAME", nargs="?", help="one preset; without it the whole table")
+    named.set_defaults(run=run_presets)
     add_dialects(commands)
     add_vectors(commands)
     return parser
@@ -59,6 +67,16 @@ def read_json(path: str) -> Any:
 def run_evaluate(args: argparse.Namespace) -> int:
     """`rlcorr evaluate CASE.json`: print the answer as one line of strict JSON."""
     print(json.dumps(evaluate_case(read_json(args.case)), allow_nan=False))
+    return 0
+
+
+def run_presets(args: argparse.Namespace) -> int:
+    """`rlcorr presets [NAME]`: the table, or one definition with every default spelled out."""
+    if args.name is None:
+        print(presets.table())
+    else:
+        definition = Objective.from_dict(presets.definition(args.name)).to_dict()
+        print(json.dumps(definition, indent=2, allow_nan=False))
     return 0
 
 

@@ -110,9 +110,8 @@ def main() -> None:
             "largest_gradient_difference": worst,
         }
         result[name] = row
-        print(
-            f"{name:13s} evaluate {mine:.3f} s, torch {other:.3f} s, ratio {other / mine:.1f}; memory {row['peak_memory_over_logits']}x logits"
-        )
+        memory = row["peak_memory_over_logits"]
+        print(f"{name:13s} evaluate {mine:.3f} s, torch {other:.3f} s: {other / mine:.1f}x; memory {memory}x logits")
     result["import_s"] = {
         "rlcorr_ref": round(import_seconds("rlcorr_ref"), 3),
         "numpy": round(import_seconds("numpy"), 3),
