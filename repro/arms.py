@@ -25,7 +25,7 @@ ARMS: dict[str, Arm] = {
 }
 
 # The settings of the CPU runs. ``weights``, ``activations`` and ``kv`` are the sampler's simulated formats: together
-# they start at KL(q || p) = 0.06 nats a token and an effective sample size of 0.91, on this checkpoint.
+# they start at KL(q || p) of about 0.06 nats a token and an effective sample size of about 0.9 on this checkpoint.
 COUNTDOWN_TINY: dict[str, Any] = {
     "task": "countdown_tiny",
     "checkpoint": "repro/checkpoints/countdown_tiny_seed1",

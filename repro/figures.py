@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import matplotlib
 import numpy as np
 import pandas as pd
+import seaborn
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -79,9 +80,10 @@ class FigureDataError(ValueError):
 
 @contextmanager
 def house_style() -> Iterator[None]:
-    """Matplotlib's defaults plus `RC`: a reader's own matplotlibrc does not change the figure."""
+    """Matplotlib's defaults, seaborn's "ticks" style and `RC`: a reader's own matplotlibrc does not change the figure."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
+        matplotlib.rcParams.update(seaborn.axes_style("ticks"))
         matplotlib.rcParams.update(RC)
         yield
 
@@ -153,7 +155,7 @@ def training_figure(data: pd.DataFrame, title: str, note: str = "") -> Figure:
         axes = figure.add_subplot(grid[2, column])
         if scale == "log" and (data[metric].dropna() > 0).all():  # a dead run has exact zeros: those need a linear axis
             axes.set_yscale("log")
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=15))
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:g}"))
             axes.yaxis.set_minor_locator(NullLocator())
         _curves(axes, data, metric, smooth=True)

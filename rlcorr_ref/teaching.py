@@ -236,7 +236,7 @@ def _sliders(draw: Callable[..., str], controls: Mapping[str, Dial], alt: str, n
         )
         for name, dial in controls.items()
     }
-    number, image = ipywidgets.HTML(), ipywidgets.Image(format="png", width=round(LIVE_WIDTH * 100), alt=alt)
+    number, image = ipywidgets.HTML(), ipywidgets.Image(format="png", width=round(LIVE_WIDTH * 100), tooltip=alt)
 
     def refresh(_: Any = None) -> None:
         drawn, axes = figure(1, LIVE_WIDTH, PANEL_HEIGHT)
