@@ -155,7 +155,7 @@ def training_figure(data: pd.DataFrame, title: str, note: str = "") -> Figure:
         axes = figure.add_subplot(grid[2, column])
         if scale == "log" and (data[metric].dropna() > 0).all():  # a dead run has exact zeros: those need a linear axis
             axes.set_yscale("log")
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=15))
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7), numticks=15))
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:g}"))
             axes.yaxis.set_minor_locator(NullLocator())
         _curves(axes, data, metric, smooth=True)
