@@ -4,6 +4,7 @@
     derivation("eq-drift")            the SymPy derivation, shown step by step, and its record
     numbers(record, formula, p=...)   numbers in a derived formula
     dials(draw, controls)             sliders where a front end listens, small multiples where none does
+    break_it(names, ids, shown)       swaps in a named wrong implementation: its gradient, the vectors that turn red
     Exercise(reference).check(mine)   compares an answer with the package and says what differs
 
 NumPy only until something is shown: SymPy, matplotlib, IPython and ipywidgets are imported on first use.
@@ -11,41 +12,41 @@ NumPy only until something is shown: SymPy, matplotlib, IPython and ipywidgets a
 
 from __future__ import annotations
 
-import io
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from . import teaching_page
 from .batch import Batch
 from .contract import Objective
 from .errors import ContractError
 from .objective import Evaluation
+from .teaching_break import break_it, judged
+from .teaching_page import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    LIVE_WIDTH,
+    ORANGE,
+    PANEL_HEIGHT,
+    PANEL_WIDTH,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    figure,
+    front_end,
+    legend,
+    show,
+)
 
-# Okabe & Ito (2008): stays apart under the common colour-vision deficiencies. Yellow is left out, it vanishes on white.
-BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
-BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#8a8a8a"
-STYLE: dict[str, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.titlelocation": "left",
-    "axes.labelsize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e6e6e6",
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "lines.linewidth": 1.8,
-}
-DOTS_PER_INCH = 160
-LIVE_WIDTH, PANEL_WIDTH, PANEL_HEIGHT = 5.6, 2.9, 2.9
-
+__all__ = [
+    *("BLACK", "BLUE", "GREEN", "GREY", "ORANGE", "PURPLE", "SKY", "VERMILLION"),
+    *("Dial", "Exercise", "break_it", "derivation", "dials", "every_token", "figure", "front_end", "judged"),
+    *("legend", "numbers", "show"),
+]
 
 def every_token(
     p: np.ndarray,
@@ -109,7 +110,7 @@ def derivation(anchor: str, **sizes: int) -> Any:
         lines.append(
             f"* `{label}` simplifies to **0** (checked)" if latex == "0" else f"* `{label}`\n\n  $$\n  {latex}\n  $$"
         )
-    _display("Markdown", "\n\n".join(lines))
+    teaching_page.display("Markdown", "\n\n".join(lines))
     return record
 
 
@@ -131,48 +132,6 @@ def numbers(record: Any, formulas: Any, **values: Any) -> np.ndarray:
             where[symbols] = float(value)
     put = np.vectorize(lambda formula: float(sympy.sympify(formula).subs(where).evalf(30)), otypes=[np.float64])
     return put(np.array(formulas, dtype=object))
-
-
-def figure(columns: int = 1, width: float = 5.2, height: float = 3.0, **share: Any) -> tuple[Any, Any]:
-    """A matplotlib figure in the notebooks' style with one row of axes; returns (figure, axes or array of axes)."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    matplotlib.rcParams.update(STYLE)
-    drawn = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained")
-    FigureCanvasAgg(drawn)
-    return drawn, drawn.subplots(1, columns, **share)
-
-
-def legend(drawn: Any, axes: Any, columns: int = 3) -> None:
-    """One legend for the figure, below the data, from the labelled artists of `axes`."""
-    handles, labels = axes.get_legend_handles_labels()
-    drawn.legend(handles, labels, loc="outside lower center", ncols=columns)
-
-
-def show(drawn: Any, alt: str) -> None:
-    """Display a figure as PNG. `alt` says in words what it shows, for readers who cannot see it."""
-    width = round(drawn.get_figwidth() * 100)
-    _display("Image", data=_png(drawn), width=width, alt=alt)
-
-
-def front_end() -> bool:
-    """Whether a person's front end asked for the running cell, so that widgets can answer.
-
-    JupyterLab, Notebook 7 and VS Code name the cell in the request; papermill, nbclient and nbconvert do not. The
-    environment variable RLCORR_WIDGETS = 1 or 0 decides for other front ends.
-    """
-    wanted = os.environ.get("RLCORR_WIDGETS", "")
-    if wanted in ("0", "1"):
-        return wanted == "1"
-    try:
-        from IPython import get_ipython
-
-        kernel = getattr(get_ipython(), "kernel", None)
-    except ImportError:
-        return False
-    return kernel is not None and "cellId" in (kernel.get_parent("shell").get("metadata") or {})
 
 
 @dataclass(frozen=True)
@@ -220,7 +179,7 @@ def dials(draw: Callable[..., str], controls: Mapping[str, Dial], alt: str, pins
     still = (
         f"No front end: {first.label} at {', '.join(map(first.text, values))}{rest}. In JupyterLab this is a slider."
     )
-    _display("Markdown", f"*{still} {note}*".replace(" *", "*"))
+    teaching_page.display("Markdown", f"*{still} {note}*".replace(" *", "*"))
 
 
 def _sliders(draw: Callable[..., str], controls: Mapping[str, Dial], alt: str, note: str) -> None:
@@ -242,7 +201,7 @@ def _sliders(draw: Callable[..., str], controls: Mapping[str, Dial], alt: str, n
         drawn, axes = figure(1, LIVE_WIDTH, PANEL_HEIGHT)
         text = draw(axes, **{name: slider.value for name, slider in sliders.items()})
         number.value = f"<b>{text}</b> <i>{note}</i>"
-        image.value = _png(drawn)
+        image.value = teaching_page.png(drawn)
 
     for slider in sliders.values():
         slider.observe(refresh, "value")
@@ -284,15 +243,3 @@ class Exercise:
             largest = max(largest, float(gap))
         print(f"Right: the largest difference from the package is {largest:.1e}.")
         return True
-
-
-def _png(drawn: Any) -> bytes:
-    out = io.BytesIO()
-    drawn.savefig(out, format="png")
-    return out.getvalue()
-
-
-def _display(kind: str, *args: Any, **kwargs: Any) -> None:
-    from IPython import display
-
-    display.display(getattr(display, kind)(*args, **kwargs))

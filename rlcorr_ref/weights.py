@@ -148,7 +148,7 @@ def weight_factor(
 
 
 def gate_factor(rule: Gate, d: np.ndarray, advantages: np.ndarray) -> np.ndarray:
-    """Elementwise 1 where the band holds exp(d) at the gate's level (or `sign` exempts the token), else 0."""
+    """1 elementwise where the band holds exp(d) at the gate's level (or `sign` exempts the token), else 0."""
     advantages = np.broadcast_to(advantages, d.shape)
     band = Band(rule.low, rule.high)
     low, high = band_limits(band, band, advantages)
@@ -158,7 +158,7 @@ def gate_factor(rule: Gate, d: np.ndarray, advantages: np.ndarray) -> np.ndarray
 
 
 def probability_difference(logp_numerator: np.ndarray, logp_sampler: np.ndarray) -> np.ndarray:
-    """n - q from log-probs, without cancellation where they are close: q * expm1(log n - log q)."""
+    """n - q elementwise from log-probs, without cancellation where they are close: q * expm1(log n - log q)."""
     with np.errstate(over="ignore", invalid="ignore"):
         close = np.exp(logp_sampler) * np.expm1(logp_numerator - logp_sampler)
     return np.where(np.isfinite(close), close, np.exp(logp_numerator) - np.exp(logp_sampler))
