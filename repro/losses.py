@@ -73,12 +73,13 @@ def check_definition(definition: Mapping[str, Any]) -> None:
         if isinstance(value, Mapping) and (unknown := sorted(set(value) - COVERED[key])):
             raise ValueError(f"{key}.{unknown[0]}: not covered by the training loss (covered: {sorted(COVERED[key])})")
     weight = definition.get("weight") or {}
+    centering = definition.get("centering") or {}
     choices = {
         "surrogate.kind": ((definition.get("surrogate") or {}).get("kind", "reinforce"), SURROGATES),
         "weight.level": (weight.get("level", "token"), ("token",)),
         "weight.inside": (weight.get("inside", "ratio"), ("ratio", "one")),
         "weight.outside": (weight.get("outside", "clip"), ("clip", "zero")),
-        "centering.tail": ((definition.get("centering") or {}).get("tail", "exact"), TAILS),
+        "centering.tail": (centering.get("tail", "rescaled"), TAILS),
         "aggregation.kind": ((definition.get("aggregation") or {}).get("kind", "token-mean"), AGGREGATIONS),
     }
     for name, (value, allowed) in choices.items():
@@ -86,7 +87,7 @@ def check_definition(definition: Mapping[str, Any]) -> None:
             raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
     if not definition.get("temperature", 1.0) > 0:
         raise ValueError(f"temperature: expected a positive number, got {definition['temperature']!r}")
-    if weight and "outside" not in weight and (weight.get("low", 0.0) > 0 or weight.get("high") is not None):
+    if "outside" not in weight and ((weight.get("low") or 0.0) > 0 or weight.get("high") is not None):
         raise ValueError("weight.outside: required ('clip' or 'zero') when a bound is finite")
 
 
@@ -107,7 +108,7 @@ def correction_loss(logits: Tensor, batch: LossBatch, definition: Mapping[str, A
     }
     weight, centering = definition.get("weight"), definition.get("centering")
     clipped = surrogate["kind"] == "ppo_clip"
-    if clipped and weight and batch.logp_anchor is None:
+    if clipped and weight is not None and batch.logp_anchor is None:
         raise ValueError("weight with surrogate ppo_clip needs logp_anchor: without it p/q would be applied twice")
     mask = batch.mask
     tokens = batch.tokens.where(mask, 0)
@@ -119,13 +120,14 @@ def correction_loss(logits: Tensor, batch: LossBatch, definition: Mapping[str, A
     logp = logp_full.gather(-1, tokens[..., None]).squeeze(-1)
 
     numerator = (logp.detach() if logo is None else logo) - logq
-    w = _rule(numerator.exp(), weight) if weight else torch.ones_like(logq)
+    w = torch.ones_like(logq) if weight is None else _rule(numerator.exp(), weight)
     if clipped:
         ratio = (logp - (logq if logo is None else logo)).exp()
         term = w * _clipped_value(ratio, advantages, surrogate)
     else:
         term = -w * advantages * logp
-    if centering:
+    if centering is not None:
+        centering = {"tail": "rescaled", **centering}
         coefficients = _centering_coefficients(logp_full.detach(), batch, weight, centering, surrogate)
         coefficients = advantages[..., None] * coefficients
         # log p may be -inf where the coefficient is 0 (a token outside the sampler's and the trainer's support).
@@ -135,7 +137,7 @@ def correction_loss(logits: Tensor, batch: LossBatch, definition: Mapping[str, A
 
 def _rule(ratio: Tensor, weight: Mapping[str, Any]) -> Tensor:
     """f(ratio): the ratio (or 1) inside the closed band, the nearest bound or 0 outside."""
-    low, high = weight.get("low", 0.0), weight.get("high")
+    low, high = weight.get("low") or 0.0, weight.get("high")
     inside = torch.ones_like(ratio) if weight.get("inside", "ratio") == "one" else ratio
     below, above = ratio < low, torch.zeros_like(ratio, dtype=torch.bool) if high is None else ratio > high
     if weight.get("outside") == "zero":
@@ -147,13 +149,13 @@ def _rule(ratio: Tensor, weight: Mapping[str, Any]) -> Tensor:
 def _mass(logq: Tensor, logn: Tensor, weight: Mapping[str, Any] | None) -> Tensor:
     """q f(n/q) without forming a ratio: q without a rule, n inside a band that keeps the ratio, a bound times q outside."""
     q = logq.exp()
-    if not weight:
+    if weight is None:
         return q
     n = logn.exp()
-    # The band is tested exactly as for the sampled token, on exp(log n - log q): a test in log space can fall on the other
-    # side of the edge for the same token. An overflow to inf is above every bound, which is right.
+    # The band is tested exactly as for the sampled token, on exp(log n - log q): log n against log q + log bound can fall on
+    # the other side of the edge for the same token. An overflow to inf is above every bound, which is right.
     ratio = (logn - logq).exp()
-    low, high = weight.get("low", 0.0), weight.get("high")
+    low, high = weight.get("low") or 0.0, weight.get("high")
     below = ratio < low
     above = torch.zeros_like(below) if high is None else ratio > high
     inside = q if weight.get("inside", "ratio") == "one" else n

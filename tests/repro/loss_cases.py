@@ -10,6 +10,7 @@ from repro.losses import LossBatch, correction_loss
 
 RULES = {
     "none": None,
+    "naive": {},  # the defaults: the unbounded ratio, not "no weight"
     "tis": {"level": "token", "high": 2.0, "outside": "clip"},
     "mis": {"low": 0.5, "high": 1.5, "outside": "zero"},
     "mis_one": {"low": 0.5, "high": 1.5, "outside": "zero", "inside": "one"},
@@ -19,7 +20,7 @@ SURROGATES = {
     "ppo": {"kind": "ppo_clip", "eps_low": 0.2, "eps_high": 0.28},
     "ppo_dual": {"kind": "ppo_clip", "dual": 1.5},
 }
-CENTERINGS = {"none": None, "exact": {"tail": "exact"}, "rescaled": {"tail": "rescaled"}}
+CENTERINGS = {"none": None, "exact": {"tail": "exact"}, "rescaled": {"tail": "rescaled"}, "default": {}}
 
 
 def gradient(logits, batch, definition):

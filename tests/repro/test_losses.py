@@ -35,7 +35,7 @@ def far_from_thresholds(logits, batch, definition):
 @pytest.mark.parametrize("centering", CENTERINGS)
 @pytest.mark.parametrize("rule", RULES)
 def test_gradient_and_value_equal_the_reference(anchor, surrogate, centering, rule):
-    if surrogate != "reinforce" and RULES[rule] and not anchor:
+    if surrogate != "reinforce" and RULES[rule] is not None and not anchor:
         logits, batch = random_batch(0)
         with pytest.raises(ValueError, match="logp_anchor: without it p/q would be applied twice"):
             correction_loss(logits, batch, {"surrogate": SURROGATES[surrogate], "weight": RULES[rule]})

@@ -9,7 +9,7 @@ import pytest
 import torch
 from loss_cases import CENTERINGS, RULES, gradient, random_batch
 
-from repro.losses import LossBatch
+from repro.losses import LossBatch, _mass, _rule
 from repro.oracle import reference
 
 
@@ -35,6 +35,18 @@ def test_a_huge_tail_ratio_costs_no_digits(tail, rule):
     expected = reference(logits, batch, definition)
     scale = 1 + np.maximum(1.0, expected.weights)[..., None]
     assert (np.abs(found.numpy() - expected.grad_logits) / scale).max() < 2e-6
+
+
+def test_sampled_token_and_head_fall_on_the_same_side_of_a_band_edge():
+    """Ratios within a few ulp of 0.5: log p against log q + log bound decides otherwise than exp(log p - log q) on some pairs."""
+    generator = torch.Generator().manual_seed(1)
+    logq = -5 * torch.rand(20_000, generator=generator) - 0.7
+    logp = logq + torch.tensor(0.5).log() + 1e-6 * (torch.rand(20_000, generator=generator) - 0.5)
+    for rule in ({"low": 0.5, "outside": "zero"}, {"high": 0.5, "outside": "zero"}):
+        sampled = _rule((logp - logq).exp(), rule) == 0
+        head = _mass(logq, logp, rule) == 0
+        assert 0.2 < float(sampled.float().mean()) < 0.8
+        assert torch.equal(sampled, head)
 
 
 @pytest.mark.parametrize("centering", CENTERINGS)
