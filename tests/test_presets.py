@@ -70,3 +70,21 @@ def test_table_and_command(capsys):
     assert cli.main(["presets", "tis"]) == 0
     assert json.loads(capsys.readouterr().out)["weight"]["high"] == 2.0
     assert cli.main(["presets", "nothing"]) == cli.MALFORMED
+
+
+def test_an_objective_takes_records_or_their_wire_form():
+    definition = {
+        "weight": {"high": 2.0, "outside": "clip"},
+        "rejection": [{"statistic": "k2", "reduce": "mean", "high": 1}],
+        "kl": None,
+        "entropy": {"coef": 0.1},
+        "surrogate": {"kind": "reinforce"},
+    }
+    objective = Objective(**definition)
+    assert objective == Objective.from_dict(definition) == Objective.from_dict(objective.to_dict())
+    with pytest.raises(ContractError, match="weight: unknown key 'hihg'"):
+        Objective(weight={"hihg": 2.0})
+    with pytest.raises(ContractError, match="gate: expected an object"):
+        Objective(gate=3)
+    with pytest.raises(ContractError, match="aggregation: expected an object"):
+        Objective(aggregation=None)

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rlcorr_ref import contract, evaluate_case, vectors
+from rlcorr_ref import evaluate_case, records, vectors
 from rlcorr_ref.errors import ContractError
 from rlcorr_ref.quantise import FORMATS
 from rlcorr_ref.vectors import judge, registry, store
@@ -120,11 +120,11 @@ def test_every_flag_is_known_and_every_known_flag_is_used():
 def test_every_option_of_the_contract_has_a_case():
     have = {feature for case in CASES for feature in case["features"]}
     want = {f"function:{name}" for name in FUNCTIONS}
-    want |= {f"aggregation.kind:{kind}" for kind in contract.AGGREGATIONS}
-    want |= {f"centering.tail:{tail}" for tail in contract.TAILS if tail != "rescaled"}
-    want |= {f"surrogate.kind:{kind}" for kind in contract.SURROGATE_KEYS}
-    want |= {f"weight.level:{level}" for level in contract.LEVELS if level != "token"}
-    want |= {f"gate.level:{level}" for level in contract.LEVELS if level != "token"}
+    want |= {f"aggregation.kind:{kind}" for kind in records.AGGREGATIONS}
+    want |= {f"centering.tail:{tail}" for tail in records.TAILS if tail != "rescaled"}
+    want |= {f"surrogate.kind:{kind}" for kind in records.SURROGATE_KEYS}
+    want |= {f"weight.level:{level}" for level in records.LEVELS if level != "token"}
+    want |= {f"gate.level:{level}" for level in records.LEVELS if level != "token"}
     want |= {f"rejection.statistic:{s}" for s in ("ratio", "k1", "k2", "k3", "tv", "binary_kl")}
     want |= {f"rejection.reduce:{r}" for r in ("token", "sum", "mean", "max")}
     want |= {f"kl.kind:{k}" for k in ("k1", "k2", "k3", "k3+")} | {"kl.weighted", "entropy", "temperature"}
