@@ -23,7 +23,7 @@ from .batch import Batch
 from .contract import Objective
 from .errors import ContractError
 from .objective import Evaluation
-from .teaching_break import break_it, judged
+from .teaching_break import break_it, each_token, judged
 from .teaching_page import (
     BLACK,
     BLUE,
@@ -43,10 +43,29 @@ from .teaching_page import (
 )
 
 __all__ = [
-    *("BLACK", "BLUE", "GREEN", "GREY", "ORANGE", "PURPLE", "SKY", "VERMILLION"),
-    *("Dial", "Exercise", "break_it", "derivation", "dials", "every_token", "figure", "front_end", "judged"),
-    *("legend", "numbers", "show"),
+    "BLACK",
+    "BLUE",
+    "GREEN",
+    "GREY",
+    "ORANGE",
+    "PURPLE",
+    "SKY",
+    "VERMILLION",
+    "Dial",
+    "Exercise",
+    "break_it",
+    "derivation",
+    "dials",
+    "each_token",
+    "every_token",
+    "figure",
+    "front_end",
+    "judged",
+    "legend",
+    "numbers",
+    "show",
 ]
+
 
 def every_token(
     p: np.ndarray,
@@ -195,13 +214,13 @@ def _sliders(draw: Callable[..., str], controls: Mapping[str, Dial], alt: str, n
         )
         for name, dial in controls.items()
     }
-    number, image = ipywidgets.HTML(), ipywidgets.Image(format="png", width=round(LIVE_WIDTH * 100), tooltip=alt)
+    number, image = ipywidgets.HTML(), ipywidgets.HTML()
 
     def refresh(_: Any = None) -> None:
         drawn, axes = figure(1, LIVE_WIDTH, PANEL_HEIGHT)
         text = draw(axes, **{name: slider.value for name, slider in sliders.items()})
         number.value = f"<b>{text}</b> <i>{note}</i>"
-        image.value = teaching_page.png(drawn)
+        image.value = teaching_page.picture(drawn, alt)
 
     for slider in sliders.values():
         slider.observe(refresh, "value")

@@ -25,11 +25,11 @@ from .wire import evaluate_case
 RIGHT = "right"
 DTYPE = "fp32"  # the precision in which a trainer would be judged
 FAULTS = (ArithmeticError, AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError)
-PASSES, FAILS = f"{teaching_page.GREEN}26", f"{teaching_page.VERMILLION}40"  # the colour at 15 and 25 per cent
+PASSES, FAILS = f"{teaching_page.GREEN}2b", f"{teaching_page.VERMILLION}66"  # the colour at 17 and 40 per cent
 CELL = "padding: 2px 10px; text-align: left; color: #000; background: {}"
 
 Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-Entries = Callable[[Mapping[str, Any]], Mapping[Any, Any]]
+Entries = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[Any, Any]]
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,16 @@ def _judged(answer: Answer, case: dict[str, Any]) -> Judged:
     return Judged(case["id"], case["title"], False, max(verdict.misses, key=lambda miss: miss.used).line())
 
 
-def first_token(outputs: Mapping[str, Any]) -> dict[int, float]:
-    """The gradient of the first row's first token, one entry per vocabulary entry."""
-    return dict(enumerate(outputs["grad_logits"][0][0]))
+def first_token(outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[int, float]:
+    """The gradient on the logits of the first valid token [V], one entry per vocabulary entry."""
+    b, t = next((b, t) for b, row in enumerate(inputs["mask"]) for t, valid in enumerate(row) if valid)
+    return dict(enumerate(outputs["grad_logits"][b][t]))
+
+
+def each_token(outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, float]:
+    """The gradient on the logit of the sampled token, one entry "b,t" per valid token."""
+    valid = [(b, t) for b, row in enumerate(inputs["mask"]) for t, valid in enumerate(row) if valid]
+    return {f"{b},{t}": outputs["grad_logits"][b][t][inputs["tokens"][b][t]] for b, t in valid}
 
 
 def break_it(
@@ -77,7 +84,7 @@ def break_it(
     """Show mutants beside the right implementation; return {"right" or mutant: {vector id: passes}}.
 
     `names` are mutants of `rlcorr_ref.mutants`, `ids` the vectors that judge, `shown` the vector on whose input the bars
-    are computed. `entries` picks {label: number} out of the outputs; `axis` labels them and their unit. With a front end: a
+    are computed. `entries(outputs, inputs)` picks {label: number}; `axis` labels them and their unit. With a front end: a
     list of the mutants and a button that swaps the chosen one in and out. Without: the first mutant worked, and the
     verdicts on all. Raises `ContractError` for an unknown mutant or id.
     """
@@ -110,9 +117,9 @@ class _Bench:
 
     def values(self, name: str) -> dict[str, float]:
         """The picked numbers of one implementation; NaN where it raises."""
-        right = self.entries(self.answers[RIGHT](self.case))
+        right = self.entries(self.answers[RIGHT](self.case), self.case["inputs"])
         try:
-            found = self.entries(self.answers[name](self.case))
+            found = self.entries(self.answers[name](self.case), self.case["inputs"])
         except FAULTS:
             found = {}
         return {str(key): float(found.get(key, np.nan)) for key in right}
@@ -173,12 +180,12 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
         for value in row:
             colour, text = "#fff", value
             if isinstance(value, Judged):
-                colour, text = (PASSES, "&#10003; passes") if value.passed else (FAILS, "&#10007; fails")
+                colour, text = (PASSES, "&#10003;&nbsp;passes") if value.passed else (FAILS, "&#10007;&nbsp;fails")
             else:
                 text = html.escape(text)
             cells.append(f'<td style="{CELL.format(colour)}">{text}</td>')
         out.append("".join(cells))
-    return '<table class="rlcorr">' + "".join(f"<tr>{row}</tr>" for row in out) + "</table>"
+    return '<table style="margin: 0 0 12px">' + "".join(f"<tr>{row}</tr>" for row in out) + "</table>"
 
 
 def _control(bench: _Bench, names: Sequence[str]) -> None:
@@ -190,15 +197,14 @@ def _control(bench: _Bench, names: Sequence[str]) -> None:
         options=list(names), description="mutant", style={"description_width": "initial"}, layout={"width": "26em"}
     )
     button = ipywidgets.Button(description="Break it", button_style="danger", icon="bolt")
-    image = ipywidgets.Image(format="png", width=round(teaching_page.LIVE_WIDTH * 100))
-    numbers, table = ipywidgets.HTML(), ipywidgets.HTML()
+    image, numbers, table = ipywidgets.HTML(), ipywidgets.HTML(), ipywidgets.HTML()
     broken = [False]
 
     def refresh(_: Any = None) -> None:
         name = choice.value if broken[0] else RIGHT
         button.description, button.icon = ("Repair it", "wrench") if broken[0] else ("Break it", "bolt")
         button.button_style = "success" if broken[0] else "danger"
-        image.value, image.tooltip = teaching_page.png(bench.draw(name)), bench.alt(name)
+        image.value = teaching_page.picture(bench.draw(name), bench.alt(name))
         numbers.value, table.value = bench.numbers(name), bench.table({name: bench.verdicts[name]})
 
     def press(_: Any) -> None:

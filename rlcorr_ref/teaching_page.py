@@ -9,6 +9,8 @@ Matplotlib and IPython are imported on first use.
 
 from __future__ import annotations
 
+import base64
+import html
 import io
 import os
 from typing import Any
@@ -83,6 +85,13 @@ def png(drawn: Any) -> bytes:
     out = io.BytesIO()
     drawn.savefig(out, format="png")
     return out.getvalue()
+
+
+def picture(drawn: Any, alt: str) -> str:
+    """A figure with its description as an HTML `img`, for a widget: the image widget of ipywidgets 8 takes no description."""
+    data = base64.b64encode(png(drawn)).decode("ascii")
+    width = round(drawn.get_figwidth() * 100)
+    return f'<img src="data:image/png;base64,{data}" width="{width}" alt="{html.escape(alt)}">'
 
 
 def display(kind: str, *args: Any, **kwargs: Any) -> None:
