@@ -14,6 +14,8 @@ float32 k3 turns negative). Null where a quantity does not exist for the objecti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from .contract import WeightRule
@@ -41,6 +43,26 @@ def ess_from_log(log_w: np.ndarray) -> float:
     if log_w.size == 0:
         return float("nan")
     return ess(np.exp(log_w - log_w.max())) if np.isfinite(log_w.max()) else ess(np.exp(log_w))
+
+
+def ess_of_shards(log_w: Sequence[np.ndarray]) -> dict[str, float]:
+    """Global and micro-local ESS of a batch that is split into shards; log_w holds one array [N_s] (nats) per shard.
+
+    "global" (sum w)^2/(N sum w^2) over all tokens, from each shard's maximum, sums and count only: what ranks have to
+    all-reduce (the maximum first, then the sums). "mean_of_local" averages the shards' own ESS, which is what UniRL and ms-swift
+    report: it is blind to shards whose weights differ in scale, and never the global one unless they agree.
+    """
+    filled = [part for part in log_w if part.size]
+    if not filled:
+        return {"global": float("nan"), "mean_of_local": float("nan")}
+    top = max(float(part.max()) for part in filled)
+    if not np.isfinite(top):  # every weight 0, or an infinite one
+        everything = ess_from_log(np.concatenate(filled))
+    else:
+        sums = [(np.exp(part - top).sum(), np.exp(2.0 * (part - top)).sum(), part.size) for part in filled]
+        first, second, count = (sum(column) for column in zip(*sums, strict=True))
+        everything = float(first**2 / (count * second))
+    return {"global": everything, "mean_of_local": float(np.mean([ess_from_log(part) for part in filled]))}
 
 
 def diagnostics(

@@ -12,6 +12,7 @@ import torch.multiprocessing as mp
 from cases_helper import TIS, random_inputs
 
 from rlcorr_ref import Batch, ContractError, Objective, evaluate_case
+from rlcorr_ref.diagnostics import ess_from_log, ess_of_shards
 from rlcorr_ref.shards import evaluate_shards
 
 AGGREGATIONS = [
@@ -66,6 +67,21 @@ def test_local_denominators_are_another_objective():
     np.testing.assert_array_equal(split["grad_logits"], whole["grad_logits"])
     ratio = np.array(local["grad_logits"])[:, 0] / np.array(whole["grad_logits"])[:, 0]
     np.testing.assert_allclose(ratio, np.array([[6 / 10], [6 / 2]]) * np.ones((2, 6)), rtol=1e-12)
+
+
+def test_global_and_micro_local_effective_sample_size():
+    """Two shards of equal weights within, 1 and 9 between: each is locally perfect, the batch is not: 100/(2 * 82)."""
+    shards = [np.log([1.0]), np.log([9.0]), np.zeros(0)]
+    out = ess_of_shards(shards)
+    assert out["global"] == pytest.approx(100 / 164, rel=1e-14)
+    assert out["mean_of_local"] == 1.0
+    rng = np.random.default_rng(5)
+    log_w = 800.0 + rng.normal(size=12)  # exp overflows, the ESS does not
+    for cut in (1, 5, 11):
+        out = ess_of_shards([log_w[:cut], log_w[cut:]])
+        assert out["global"] == pytest.approx(ess_from_log(log_w), rel=1e-13)
+        assert out["mean_of_local"] != pytest.approx(out["global"], rel=1e-3)
+    assert ess_of_shards([np.full(3, -np.inf)])["global"] == 0.0
 
 
 def test_what_has_no_global_count_is_refused():
