@@ -46,7 +46,7 @@ def ess_from_log(log_w: np.ndarray) -> float:
 
 
 def ess_of_shards(log_w: Sequence[np.ndarray]) -> dict[str, float]:
-    """Global and micro-local ESS of a batch that is split into shards; log_w holds one array [N_s] (nats) per shard.
+    """Global and micro-local ESS of a batch that is split into shards; log_w holds one array [N] (nats) per shard.
 
     "global" (sum w)^2/(N sum w^2) over all tokens, from each shard's maximum, sums and count only: what ranks have to
     all-reduce (the maximum first, then the sums). "mean_of_local" averages the shards' own ESS, which is what UniRL and ms-swift

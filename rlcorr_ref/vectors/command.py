@@ -1,4 +1,4 @@
-"""`rlcorr vectors ...`: list, show, export, check, verify, diff; and for maintainers new, lint, withdraw.
+"""`rlcorr vectors ...`: list, show, export, check, verify, diff, bulk; and for maintainers new, lint, withdraw.
 
 Exit status: 0 fine; 1 something is wrong with the answers or the set; 2 malformed input (one clear line on standard error).
 """
@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import ContractError
 from . import model, show, store
+from .bulk import command as bulk
 from .canonical import document, parse, read, write_text
 
 WRONG = 1
@@ -106,6 +107,16 @@ def add_parser(commands: Any) -> None:
         (("id",), {"metavar": "ID"}),
         (("--reason",), {"required": True}),
         (("--superseded-by",), {"metavar": "ID"}),
+    )
+    verb(
+        "bulk",
+        bulk.run_bulk,
+        "build the cases at production sizes (vocabulary 151,936; T = 4096), or judge a folder of answers to them",
+        (("--out",), {"metavar": "DIR", "type": Path, "required": True, "help": "where the tier is (to be) built"}),
+        (
+            ("--check",),
+            {"metavar": "RESPONSE_DIR", "type": Path, "help": "answers, <id>.safetensors; needs a built DIR"},
+        ),
     )
     verb(
         "scaffold",

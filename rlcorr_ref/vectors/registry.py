@@ -49,6 +49,7 @@ FAMILIES = (
 
 # Families whose cases fill more than one module: the first defines the family, the others add to it.
 MORE = {
+    "grad": ("grad_pairs",),
     "weight": ("weight_limits",),
     "centre": ("centre_limits", "centre_zeros"),
     "faults": ("faults_objective", "faults_head"),

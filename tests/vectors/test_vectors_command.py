@@ -134,7 +134,8 @@ def test_verify_accepts_the_set_a_folder_and_a_vendored_file(rlcorr, tmp_path):
     assert status == 0 and len(out.splitlines()) == len(store.manifest()["files"])
     shutil.copy(store.ROOT / "v1" / "grad.json", tmp_path / "vendored.json")
     status, out, _ = rlcorr("vectors", "verify", tmp_path / "vendored.json")
-    assert status == 0 and "48 cases, checksums agree" in out
+    count = store.manifest()["files"]["grad.json"]["cases"]
+    assert status == 0 and count >= 56 and f"{count} cases, checksums agree" in out
     malformed(rlcorr("vectors", "verify", tmp_path / "none.json"), "cannot be read")
     (tmp_path / "empty").mkdir()
     malformed(rlcorr("vectors", "verify", tmp_path / "empty"), "no vector files")
