@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__, presets
+from .conformance.command import add_parser as add_conformance
 from .contract import Objective
 from .dialects.command import add_parser as add_dialects
 from .errors import ContractError
@@ -44,6 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     named.set_defaults(run=run_presets)
     add_dialects(commands)
     add_vectors(commands)
+    add_conformance(commands)
     return parser
 
 
