@@ -75,7 +75,8 @@ def head_centering(
         pi = vocabulary.tail_softmax(packed, i, objective.temperature, state.support, ids[i], fwd.lse[i])
         where = (packed.b[i], packed.t[i])
         fwd.grad[where] += k[i] * term.tail_mass[i] * pi / objective.temperature
-        logp = vocabulary.logp_rows(packed, slice(i, i + 1), objective.temperature, state.support, fwd.lse)[0]
+        one = slice(i, i + 1)
+        logp = vocabulary.logp_rows(packed, one, objective.temperature, state.support, fwd.lse[one])[0]
         dense_value[i] = dot(term.mass[i], fwd.head_logp[i]) + term.tail_mass[i] * dot(pi, logp)
     head_coef = np.where(off[:, None], 0.0, times(k[:, None], term.coefficient))
     if full is not None:

@@ -70,10 +70,10 @@ def support_rows(packed: Packed, piece: slice, support: np.ndarray | None) -> np
 def logp_rows(
     packed: Packed, piece: slice, temperature: float, support: np.ndarray | None, lse: np.ndarray
 ) -> np.ndarray:
-    """log p [n, V] for a slice of tokens, the same bits as the forward pass."""
+    """log p [n, V] for a slice of tokens whose log-sum-exp is `lse` [n], the same bits as the forward pass."""
     z = packed.batch.logits[packed.b[piece], packed.t[piece]]
     s, _ = _shift(z, temperature, support_rows(packed, piece, support))
-    s -= lse[piece, None]
+    s -= lse[:, None]
     return s
 
 
@@ -160,12 +160,20 @@ def forward(
     return out
 
 
+def _tail_logp(
+    packed: Packed, i: int, temperature: float, support: np.ndarray | None, ids: np.ndarray, lse: float
+) -> np.ndarray:
+    """log p [V] of one token with -inf on the head."""
+    logp = logp_rows(packed, slice(i, i + 1), temperature, support, np.array([lse]))[0]
+    logp[ids[ids >= 0]] = -np.inf
+    return logp
+
+
 def _log_tail(
     packed: Packed, i: int, temperature: float, support: np.ndarray | None, ids: np.ndarray, lse: float
 ) -> float:
     """Log of the trainer's mass off the head for one token, in log space: finite even where the mass underflows."""
-    logp = logp_rows(packed, slice(i, i + 1), temperature, support, np.full(packed.count, lse))[0]
-    logp[ids[ids >= 0]] = -np.inf
+    logp = _tail_logp(packed, i, temperature, support, ids, lse)
     top = logp.max()
     return float(top + np.log(np.exp(logp - top).sum())) if np.isfinite(top) else -np.inf
 
@@ -174,8 +182,7 @@ def tail_softmax(
     packed: Packed, i: int, temperature: float, support: np.ndarray | None, ids: np.ndarray, lse: float
 ) -> np.ndarray:
     """p restricted to the tail and renormalised [V], in log space, for a token whose tail mass underflows."""
-    logp = logp_rows(packed, slice(i, i + 1), temperature, support, np.full(packed.count, lse))[0]
-    logp[ids[ids >= 0]] = -np.inf
+    logp = _tail_logp(packed, i, temperature, support, ids, lse)
     if not np.isfinite(logp.max()):
         return np.zeros(logp.size)
     s, log_total = shifted(logp, 1.0)
@@ -238,7 +245,7 @@ def add_coefficients(
 
     def work(piece: slice) -> None:
         where = (packed.b[piece], packed.t[piece])
-        logp = logp_rows(packed, piece, temperature, support, lse)
+        logp = logp_rows(packed, piece, temperature, support, lse[piece])
         p = np.exp(logp)
         c, reported = rows(piece, logp, p)
         if full is not None and reported is not None:

@@ -151,3 +151,23 @@ def test_quantised_grids():
         np.testing.assert_array_equal(to_grid(middle, name), even)
         np.testing.assert_array_equal(to_grid(np.nextafter(middle, np.inf), name), values[1:])
         np.testing.assert_array_equal(to_grid(np.array([1e300, np.inf]), name), values[-1])
+
+
+def test_vanishing_tails_of_several_tokens_do_not_mix():
+    """Two tokens with different normalisers and tails below 1e-200: together they give what each gives alone."""
+    rng = np.random.default_rng(4)
+    data = random_inputs(rng, 2, 2, 6, 3)
+    data["mask"][:] = 1
+    for b in range(2):
+        for t in range(2):
+            data["logits"][b, t, np.setdiff1d(np.arange(6), data["head_ids"][b, t])] -= 500.0 + 100.0 * (b + t)
+            data["logits"][b, t] += 3.0 * b - t
+    objective = Objective.from_dict({"centering": {"floor_trainer": None}, "aggregation": {"kind": "token-sum"}})
+    together = objective.evaluate(Batch(**data))
+    assert together.diagnostics["tail_ratio_max"] > 1e200
+    for b in range(2):
+        for t in range(2):
+            alone = objective.evaluate(Batch(**{name: value[b : b + 1, t : t + 1] for name, value in data.items()}))
+            np.testing.assert_array_equal(alone.grad_logits[0, 0], together.grad_logits[b, t])
+            assert np.isfinite(alone.loss_dense)
+    assert np.abs(together.grad_logits.sum(-1)).max() < 1e-13
