@@ -7,8 +7,9 @@
     seq-mean-token-sum-norm  1/(R length)
 
 With explicit (global) denominators micro-batches and ranks add up to the whole batch exactly; without them each shard
-divides by its own counts and a mean of means is another objective. Source: the names are verl's
-(`core_algos.agg_loss`); Dr. GRPO arXiv 2503.20783 is seq-mean-token-sum-norm.
+divides by its own counts and a mean of means is another objective: (S_1/n_1 + S_2/n_2)/2 is not (S_1 + S_2)/(n_1 + n_2)
+where token sums S_i come from n_i tokens (eq-aggregation). Source: the names are verl's (`core_algos.agg_loss`); Dr. GRPO
+arXiv 2503.20783 is seq-mean-token-sum-norm.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Categorical distributions over a vocabulary: log-softmax, token log-prob and score.
 
     log p_v = (z_v - max z)/temperature - log sum_u exp((z_u - max z)/temperature)      over the support S, if one is given
-    d log p_v / d z_u = (1[u = v] - p_u)/temperature                                    (the score, on logits before temperature)
+    d log p_v / d z_u = (1[u = v] - p_u)/temperature        (eq-score: the score s_v, on logits before temperature)
 
 The maximum is subtracted *before* the division by the temperature: near-equal large logits then lose nothing
 (Blanchard, Higham & Higham, IMA J. Numer. Anal. 41(4), 2021, section 4, on the shifted formula).
@@ -55,7 +55,7 @@ def token_logp(
 def score(
     logits: np.ndarray, tokens: np.ndarray, temperature: float = 1.0, support: np.ndarray | None = None
 ) -> np.ndarray:
-    """Score of the sampled token with respect to the logits before temperature: (e_y - p)/temperature [..., V].
+    """Score of the sampled token with respect to the logits before temperature: (e_y - p)/temperature [..., V] (eq-score).
 
     Each row sums to 0; off the support it is 0. Same arguments and errors as `token_logp`.
     """

@@ -3,7 +3,8 @@
 With g(v) the total detached factor that multiplies A * score for token v, and q_hat the modelled sampler,
 
     loss term per token   + A sum_v sg(c_v) log p_v,      c_v = q_hat_v g(v)            (arXiv 2609.20807, Eqs. 8, 12, 14)
-    rescaled tail         q_hat = rho p off the head,  c_v = q_v g(v) - alpha p_v on the head,  alpha = rho g(tail)
+    rescaled tail         q_hat = rho p off the head;  sum_v q_hat_v s_v = sum_H (q_v - rho p_v) s_v     (eq-head-only)
+    with a factor         c_v = q_v g(v) - alpha p_v on the head,  alpha = rho g(tail); f(1/rho) for a weight f(p/q) (eq-alpha)
 
 The tail of the rescaled model is one more slot with masses (q_t, o_t, p_t): its ratio is constant. Two exact rewritings keep
 the float64 gradient at full accuracy where the textbook form loses it:

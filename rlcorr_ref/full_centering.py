@@ -1,6 +1,7 @@
 """Centering over the whole vocabulary, assembled for a batch: tails "exact", "support" (whole rows) and "uniform".
 
     c_v = q_hat_v g(v) for every v of the support;   gradient (c - (sum c) p)/temperature
+    exact, without a weight: the sampled token's term and this one together move z along A (e_y - q)/temperature (eq-centered)
 
 Source: arXiv 2609.20807, Eq. 8 (exact centering); slime PR #2406 (recorded support). The gradient is taken with c - f(1) p in
 place of c: a multiple of p changes nothing, and on-policy every coefficient then vanishes to the last bit.

@@ -81,7 +81,7 @@ def gspo_true_gradient(
 def kl_term(rule: KL, logp: np.ndarray, logp_reference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """KL estimate [N] and its slope by log p [N], without beta; x = log ref - log p.
 
-    k1 = -x (slope 1: its expected gradient is 0, it is no KL gradient when put in the loss); k2 = x^2/2 (slope -x);
+    k1 = -x (slope 1: its expected gradient E_p[s] = 0 is no KL gradient when put in the loss, eq-k1); k2 = x^2/2 (slope -x);
     k3 = exp(x) - 1 - x (slope 1 - exp(x)); "k3+" has k3's value and k2's gradient. Source: J. Schulman, "Approximating
     KL divergence" (2020); k3+ is TRL's and verl's straight-through variant.
     """

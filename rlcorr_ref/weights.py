@@ -6,6 +6,8 @@
 
 The band may differ for A >= 0 and A < 0; `sign` exempts one side (weight exactly 1). The weight is detached. The presets
 below are the paper's Table 1 (arXiv 2609.20807) and the frameworks' common settings as points of this one grid.
+
+A cap C leaves a bias per prefix: E_q[min(r, C) R s] - E_p[R s] = -sum_v (p_v - C q_v)_+ R_v s_v (eq-tis-bias).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     estimator's mean     E_q[g(y)] with g(y) = -d loss/d parameters of one sequence, from `Objective.evaluate` itself
     bias                 E_q[g] - grad E_p[R]
     covariance trace     E_q|g - E_q g|^2 of a single sequence (a batch of N divides it by N)
-    split per prefix     E_q[R s | h] = V_q(h) s_bar(h) + Cov_q(R, s | h),   s_bar = (q - p)/temperature    (drift + signal)
+    split per prefix     E_q[R s | h] = V_q(h) s_bar(h) + Cov_q(R, s | h),   s_bar = (q - p)/temperature    (eq-drift)
 
 Source of the split: arXiv 2609.20807, section on drift. Everything is given as an ascent direction. Sequences go through the
 objective in chunks, weighted by q(y); 1e5 leaves (V = 10, H = 5) take about 1 s on one core, 1.5 s with a head and 4 s
