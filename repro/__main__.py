@@ -25,7 +25,7 @@ EPILOG = """exit status:
   2  the request cannot be carried out: unknown row, tier or arm, a store of other settings, missing data or packages
 
 stores live in repro/runs/<row>/<tier>/ unless --store says otherwise; results of a whole tier go to the row's folder in
-paper_figures/, those of a run with --steps, --seeds or --arms to the folder 'figure' in its store."""
+paper_figures/, those of a run with --steps or of a part of the cells to the folder 'figure' in its store."""
 OK, FAILED, REFUSED = 0, 1, 2
 
 
@@ -33,17 +33,19 @@ class UsageError(LaboratoryError):
     """A request that cannot be carried out."""
 
 
-def _inputs(row: Row) -> dict[str, str]:
-    """sha256 of the files that the cells start from; they are part of every key."""
-    folder = ROOT / row.settings.checkpoint
-    files = [folder / "config.json", folder / "model.safetensors"]
-    for path in files:
-        if not path.is_file():
-            raise UsageError(
-                f"{portable(str(path))}: the warm start is missing; make it with "
-                f"`python -m repro.warmstart --seed 0 --out {row.settings.checkpoint}`"
-            )
-    return {path.name: file_sha256(path) for path in files}
+def _inputs(checkpoints: Sequence[str]) -> dict[str, dict[str, str]]:
+    """sha256 of the files that the cells start from, by warm start; they are part of every key."""
+    hashes: dict[str, dict[str, str]] = {}
+    for checkpoint in checkpoints:
+        files = [ROOT / checkpoint / name for name in ("config.json", "model.safetensors")]
+        for path in files:
+            if not path.is_file():
+                raise UsageError(
+                    f"{portable(str(path))}: the warm start is missing; make it with "
+                    f"`python -m repro.warmstart --seed N --out {checkpoint}`"
+                )
+        hashes[checkpoint] = {path.name: file_sha256(path) for path in files}
+    return hashes
 
 
 class Plan:
@@ -54,21 +56,23 @@ class Plan:
         self.tier_name = arguments.tier
         self.tier = self.row.tier(arguments.tier)
         self.cells: list[Cell] = self.row.cells(
-            arguments.tier, arms=arguments.arms, seeds=arguments.seeds, steps=arguments.steps
-        )
+            arguments.tier, variants=arguments.variants, arms=arguments.arms, seeds=arguments.seeds,
+            checkpoints=arguments.checkpoints, steps=arguments.steps,
+        )  # fmt: skip
+        if not self.cells:
+            raise UsageError(f"row {self.row.id}: no cell has all of the chosen variants, arms and warm starts")
         self.whole = self.cells == self.row.cells(arguments.tier)
         self.root: Path = arguments.store or ROOT / "repro" / "runs" / self.row.id / self.tier_name
         self._runner = arguments.runner
 
     def header(self) -> dict[str, Any]:
         """What the store must have been written for."""
-        settings = {k: v for k, v in self.cells[0].config.items() if k not in ("arm", "seed")}
         return {
             "row": self.row.id,
             "tier": self.tier_name,
             "runner": self._runner,
-            "inputs": _inputs(self.row),
-            "settings": settings,
+            "inputs": _inputs(self.tier.checkpoints),
+            "settings": {**vars(self.row.settings), **self.tier.settings, "steps": self.cells[0].config["steps"]},
         }
 
     def published(self) -> Path:
@@ -83,9 +87,19 @@ def command_list(arguments: argparse.Namespace) -> int:
         print(f"  claim: {row.claim}")
         print(f"  arms: {', '.join(row.arms)}")
         for name, tier in row.tiers.items():
-            cells = len(tier.seeds) * len(row.arms)
-            print(f"  tier {name}: {cells} cells x {tier.steps} steps, about {tier.minutes:g} min on {tier.needs}")
+            cells = len(row.cells(name))
+            print(f"  tier {name}: {cells} cells x {tier.steps} steps, about {duration(60 * tier.minutes)} on {tier.needs}")
+        print(f"  data: {_shipped(row)}")
     return OK
+
+
+def _shipped(row: Row) -> str:
+    """What of the row lies in the checkout, in words."""
+    record = ROOT / row.output / "meta.json"
+    if not record.is_file():
+        return "not run"
+    meta = json.loads(record.read_text(encoding="utf-8"))
+    return f"{row.output}, tier {meta['tier']}, {meta['finished'][:10]}"
 
 
 def command_plan(arguments: argparse.Namespace) -> int:
@@ -101,7 +115,7 @@ def command_plan(arguments: argparse.Namespace) -> int:
         status = store.status(cell)
         left += status.state != "done"
         print(f"  {store.key(cell):<40} {status.state:<8} {status.detail}".rstrip())
-    tier_steps = len(plan.tier.seeds) * len(plan.row.arms) * plan.tier.steps
+    tier_steps = len(plan.row.cells(plan.tier_name)) * plan.tier.steps
     minutes = plan.tier.minutes * left * plan.cells[0].config["steps"] / tier_steps
     print(f"{left} of {len(plan.cells)} cells to do, about {duration(60 * minutes)} on {plan.tier.needs}")
     return OK
@@ -168,7 +182,7 @@ def _print_verdicts(source: str, verdicts: list[Any]) -> bool:
         print(f"{source}: {verdict}")
     state = claims.overall(verdicts)
     print(f"{source}: claim {state}")
-    return state == claims.FAIL
+    return state == claims.FAILS
 
 
 def command_draw(arguments: argparse.Namespace) -> int:
@@ -182,6 +196,9 @@ def command_draw(arguments: argparse.Namespace) -> int:
     status = OK
     for row in chosen:
         folder = ROOT / row.output
+        if arguments.all and not (folder / publication.DATA).exists():
+            print(f"{row.id}: not run, nothing to draw")
+            continue
         if arguments.out:
             publication.load(folder / publication.DATA)
             target = arguments.out / folder.name if arguments.all else arguments.out
@@ -237,6 +254,8 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--steps", type=int, help="optimizer steps instead of the tier's")
         command.add_argument("--seeds", type=int, nargs="+", help="seeds instead of the tier's")
         command.add_argument("--arms", nargs="+", help="some of the row's arms")
+        command.add_argument("--variants", nargs="+", help="some of the row's variants")
+        command.add_argument("--checkpoints", nargs="+", help="some of the tier's warm starts, by name")
         command.add_argument("--runner", default=RUNNER, help="trainer entry point, module:function")
         command.add_argument("--out", type=Path, help="folder of data, figure and notebook")
         if function is command_run:

@@ -1,82 +1,74 @@
-"""What a run is: the arms, the settings of the CPU runs, and the checks on both."""
+"""What is compared: the arms of the laboratory, each a correction and, for controls, what else differs.
+
+Corrections are named presets of ``rlcorr_ref`` (the sources are there), so that an arm is exactly what the float64
+reference computes. A control changes one thing and keeps the rest: the sampler, the gradient's norm, its direction or
+the reward.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from repro.tasks import countdown_tiny as task
+from rlcorr_ref import presets
+
+
+class Control(NamedTuple):
+    """What a control arm does to the plain step.
+
+    clip         the gradient is scaled down to this norm when it is longer
+    norm_of      the gradient is scaled to the norm that this arm's gradient has on the same batch
+    placebo      a term of centering's length per token in another direction, see ``repro.controls``: "row" or "difference"
+    constant     every advantage is this number, whatever the reward
+    """
+
+    clip: float | None = None
+    norm_of: str | None = None
+    placebo: str | None = None
+    constant: float | None = None
 
 
 class Arm(NamedTuple):
-    """A correction (the part of the definition that differs between arms) and whether the sampler is quantised."""
+    """``definition``: what differs from REINFORCE, as ``rlcorr_ref.Objective.from_dict`` takes it. ``anchored``: ratios are
+    formed against the policy at the start of the rollout's updates (three policies)."""
 
+    label: str
     definition: dict[str, Any]
     mismatched: bool = True
+    anchored: bool = False
+    control: Control = Control()
 
 
-TIS = {"level": "token", "high": 2.0, "outside": "clip"}
+def _preset(name: str) -> dict[str, Any]:
+    return presets.definition(name)
+
+
+CENTERED = _preset("score_centering")
+GRPO = {"surrogate": {"kind": "ppo_clip", "eps_low": 0.2, "eps_high": 0.2}}
+CLIP_NORM = 8.0  # half the median gradient norm of plain PG on the tuning seeds: it binds at almost every step
 ARMS: dict[str, Arm] = {
-    "onpolicy": Arm({}, mismatched=False),
-    "pg": Arm({}),
-    "tis": Arm({"weight": TIS}),
-    "sc": Arm({"centering": {"tail": "rescaled"}}),
-    "tis_sc": Arm({"weight": TIS, "centering": {"tail": "rescaled"}}),
+    "onpolicy": Arm("on-policy control", {}, mismatched=False),
+    "pg": Arm("policy gradient", {}),
+    "is": Arm("naive IS", _preset("vanilla_is")),
+    "tis": Arm("TIS, cap 2", _preset("tis")),
+    "mis": Arm("MIS [0.5, 5]", _preset("mis")),
+    "ppo": Arm("PPO band", _preset("ppo_band")),
+    "dppo": Arm("DPPO, TV 0.2", _preset("dppo_tv")),
+    "sc": Arm("score centering", CENTERED),
+    "tis_sc": Arm("TIS + centering", {**_preset("tis"), **CENTERED}),
+    "mis_sc": Arm("MIS + centering", {**_preset("mis"), **CENTERED}),
+    "pg_clip": Arm("PG, gradient clipped", {}, control=Control(clip=CLIP_NORM)),
+    "pg_norm": Arm("PG, norm of SC", {}, control=Control(norm_of="sc")),
+    "placebo": Arm("placebo: permuted q", {}, control=Control(placebo="row")),
+    "placebo_diff": Arm("placebo: permuted q - p", {}, control=Control(placebo="difference")),
+    "onpolicy_minus": Arm("on-policy, A = -1", {}, mismatched=False, control=Control(constant=-1.0)),
+    "pg_plus": Arm("PG, A = +1", {}, control=Control(constant=1.0)),
+    "pg_minus": Arm("PG, A = -1", {}, control=Control(constant=-1.0)),
+    "sc_minus": Arm("SC, A = -1", CENTERED, control=Control(constant=-1.0)),
+    "grpo_onpolicy": Arm("GRPO clip, on-policy sampler", GRPO, mismatched=False, anchored=True),
+    "grpo": Arm("GRPO clip, no correction", GRPO, anchored=True),
+    "grpo_tis": Arm("GRPO clip, TIS cap 2", {**GRPO, **_preset("tis")}, anchored=True),
+    "swift_token_truncate": Arm("token truncate", _preset("swift_token_truncate")),
+    "swift_token_mask": Arm("token mask", _preset("swift_token_mask")),
+    "swift_sequence_truncate": Arm("sequence truncate", _preset("swift_sequence_truncate")),
+    "swift_sequence_mask": Arm("sequence mask", _preset("swift_sequence_mask")),
 }
-
-# The settings of the CPU runs. ``weights``, ``activations`` and ``kv`` are the sampler's simulated formats: together
-# they start at KL(q || p) of about 0.06 nats a token and an effective sample size of about 0.9 on this checkpoint.
-COUNTDOWN_TINY: dict[str, Any] = {
-    "task": "countdown_tiny",
-    "checkpoint": "repro/checkpoints/countdown_tiny_seed1",
-    "lr": 0.003,
-    "weights": "fp4_e2m1",
-    "activations": "fp8_e4m3",
-    "kv": "fp4_e2m1",
-    "weight_noise": 0.0,
-    "staleness": 0,
-    "head_k": 16,
-    "prompts_per_step": 32,
-    "samples_per_prompt": 8,
-    "max_tokens": task.MAX_RESPONSE,
-    "temperature": 1.0,
-    "eval_every": 20,
-    "eval_problems": 256,
-    "oracle_every": 10,
-    "oracle_rows": 4,
-    "checkpoint_every": 10,
-}
-REQUIRED = ("arm", "seed", "steps")
-
-
-def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """``config`` with the defaults of :data:`COUNTDOWN_TINY`; unknown, missing or senseless settings are ValueErrors."""
-    known = (*REQUIRED, *COUNTDOWN_TINY)
-    if unknown := sorted(set(config) - set(known)):
-        raise ValueError(f"{unknown[0]}: not a setting of this trainer; known: {', '.join(known)}")
-    if missing := [name for name in REQUIRED if name not in config]:
-        raise ValueError(f"{missing[0]}: required (an arm, a seed and a number of steps make a run)")
-    full = {**COUNTDOWN_TINY, **config}
-    if full["arm"] not in ARMS:
-        raise ValueError(f"arm: expected one of {', '.join(ARMS)}, got {full['arm']!r}")
-    if full["task"] != "countdown_tiny":
-        raise ValueError(f"task: this trainer runs countdown_tiny, got {full['task']!r}")
-    for name in ("steps", "prompts_per_step", "samples_per_prompt", "eval_every", "eval_problems", "oracle_every",
-                 "oracle_rows", "checkpoint_every"):  # fmt: skip
-        if not isinstance(full[name], int) or full[name] < 1:
-            raise ValueError(f"{name}: expected a positive whole number, got {full[name]!r}")
-    if not full["lr"] > 0:
-        raise ValueError(f"lr: expected a positive step size, got {full['lr']!r}")
-    if not isinstance(full["seed"], int) or full["seed"] < 0:
-        raise ValueError(f"seed: expected a whole number >= 0, got {full['seed']!r}")
-    return full
-
-
-def definition_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The full definition of a run's objective, as ``rlcorr_ref.Objective.from_dict`` takes it."""
-    sequences = config["prompts_per_step"] * config["samples_per_prompt"]
-    return {
-        **ARMS[config["arm"]].definition,
-        "temperature": config["temperature"],
-        "aggregation": {"kind": "seq-mean-token-sum", "sequences": sequences},
-    }

@@ -46,8 +46,8 @@ class Mismatch:
 
     @classmethod
     def from_config(cls, config: dict) -> Mismatch:
-        """The fields of the same name in a run's configuration."""
-        return cls(**{field.name: config[field.name] for field in fields(cls)})
+        """The fields of the same name in a run's configuration, where "" stands for no format."""
+        return cls(**{f.name: None if config[f.name] == "" else config[f.name] for f in fields(cls)})
 
     def sampler(self, config: Qwen3Config, *, eos: int, pad: int) -> TorchSampler:
         """A simulated engine with this quantisation."""

@@ -8,11 +8,13 @@ that is wrong in definition is off by 1e-2 or more.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from repro.controls import PlaceboBatch, placebo_gradient
 from repro.losses import LossBatch
 from rlcorr_ref import Batch, Objective
 
@@ -26,9 +28,9 @@ class OracleMismatch(RuntimeError):
 def reference(logits: Tensor, batch: LossBatch, definition: Mapping[str, Any]):
     """``rlcorr_ref``'s evaluation of the same batch, every recorded float32 number taken as it is, in float64."""
     arrays = {
-        name: (value.double() if value.is_floating_point() else value).numpy()
-        for name, value in vars(batch).items()
-        if value is not None
+        field.name: (value.double() if value.is_floating_point() else value).numpy()
+        for field in fields(LossBatch)
+        if (value := getattr(batch, field.name)) is not None
     }
     return Objective.from_dict(dict(definition)).evaluate(Batch(logits=logits.detach().double().numpy(), **arrays))
 
@@ -38,27 +40,31 @@ def compare(
 ) -> float:
     """Largest scaled error over the tokens of one row (shapes [1, T, V]); above 2e-5 raises :class:`OracleMismatch`.
 
-    ``definition`` must use ``seq-mean-token-sum`` with explicit ``sequences``, so that one row has the coefficient it has
-    in the whole batch. On rows of zero advantage both gradients must be exactly 0. ``where`` (arm, step, row) goes into
-    the message.
+    ``definition`` must have an explicit denominator (``sequences`` or ``tokens``), so that one row has the coefficient it
+    has in the whole batch. On rows of zero advantage both gradients must be exactly 0. A placebo batch adds its own term,
+    in float64, to the reference's. ``where`` (arm, step, row) goes into the message.
     """
     expected = reference(logits, batch, definition)
+    wanted = expected.grad_logits
+    if isinstance(batch, PlaceboBatch):
+        wanted = wanted + placebo_gradient(logits, batch, definition)
     found = gradient.double().numpy()
     mask = batch.mask.numpy()
     advantages = np.abs(np.where(mask, batch.advantages.numpy(), 0.0)).astype(float)
     scale = advantages * (1 + np.maximum(1.0, expected.weights)) / definition.get("temperature", 1.0)
-    scale /= definition["aggregation"]["sequences"]
-    difference = np.abs(found - expected.grad_logits).max(-1)
+    aggregation = definition["aggregation"]
+    scale /= aggregation["tokens"] if aggregation["kind"] == "token-mean" else aggregation["sequences"]
+    difference = np.abs(found - wanted).max(-1)
     # Zero advantage leaves no scale to measure against: anything but exact zeros counts as an infinite error.
     error = np.divide(difference, scale, out=np.where(difference > 0, np.inf, 0.0), where=scale > 0)
     row, token = np.unravel_index(int(np.nan_to_num(error, nan=np.inf).argmax()), error.shape)
     worst = float(error[row, token])
     if not worst <= LIMIT:
-        v = int(np.abs(found - expected.grad_logits)[row, token].argmax())
+        v = int(np.abs(found - wanted)[row, token].argmax())
         raise OracleMismatch(
             f"arm {where['arm']!r}, step {where['step']}, row {where['row']}, token {int(token)}: the training gradient on "
             f"logit {v} is {found[row, token, v]:.9g}, the float64 reference says "
-            f"{expected.grad_logits[row, token, v]:.9g} (scaled error {worst:.3g}, limit {LIMIT:g}; advantage "
+            f"{wanted[row, token, v]:.9g} (scaled error {worst:.3g}, limit {LIMIT:g}; advantage "
             f"{float(batch.advantages[row, token]):.6g}, weight {expected.weights[row, token]:.6g}). Look at what is "
             "detached, at the direction of the tail ratio, at temperature and at the aggregation's denominator."
         )

@@ -25,6 +25,9 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 from transformers import Qwen3Config
 
+from repro.kernels.causal_attention import attention
+from repro.kernels.training import add_norm, gated, norm
+
 State = dict[str, Tensor]
 Quantiser = Callable[[Tensor], Tensor]
 
@@ -167,15 +170,17 @@ def forward(state: Mapping[str, Tensor], config: Qwen3Config, tokens: Tensor) ->
 
     Right padding needs no mask: a causal row never sees what follows it.
     """
-    cosine, sine = rotary_tables(config, tokens.shape[1])
-    x = F.embedding(tokens, state["model.embed_tokens.weight"])
-    for block in fuse(state, config):
-        q, k, v = (part.transpose(1, 2) for part in _heads(x, block, config, None))
-        q, k = _rotate(q, cosine, sine), _rotate(k, cosine, sine)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        x = x + F.linear(attended.transpose(1, 2).flatten(-2), block["out"])
-        x = _mlp(x, block, config, None)
-    return F.linear(_norm(x, state["model.norm.weight"], config), state["lm_head.weight"])
+    eps, tables = config.rms_norm_eps, rotary_tables(config, tokens.shape[1])
+    shape = (*tokens.shape, config.num_attention_heads, config.num_key_value_heads)
+    x = F.embedding(tokens.flatten(), state["model.embed_tokens.weight"])
+    blocks = fuse(state, config)
+    h = norm(x, blocks[0]["norm_in"], eps)
+    for block, after in zip(blocks, [b["norm_in"] for b in blocks[1:]] + [state["model.norm.weight"]], strict=True):
+        attended = attention(F.linear(h, block["qkv"]), block["q_norm"], block["k_norm"], eps, tables, shape)
+        x, h = add_norm(x, F.linear(attended, block["out"]), block["norm_mid"], eps)
+        h = gated(F.linear(h, block["gate_up"]))
+        x, h = add_norm(x, F.linear(h, block["down"]), after, eps)
+    return F.linear(h, state["lm_head.weight"]).unflatten(0, tokens.shape)
 
 
 class Cache(NamedTuple):

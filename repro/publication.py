@@ -24,8 +24,11 @@ from repro.store import Store
 
 DATA, META, CAPTION = "data.csv", "meta.json", "caption.md"
 KERNEL = "rlcorr-repro"
-IDENTIFIERS = ("row", "tier", "arm", "seed")
-IN_FIGURE = ("row", "tier", "arms", "seeds", "steps", "commit", "dirty", "command", "data_sha256", "versions")
+IDENTIFIERS = ("row", "tier", "variant", "arm", "checkpoint", "seed")
+IN_FIGURE = (
+    "row", "tier", "arms", "variants", "checkpoints", "seeds", "steps", "commit", "dirty", "command", "data_sha256",
+    "versions",
+)  # fmt: skip
 
 
 class PublicationError(LaboratoryError):
@@ -33,7 +36,7 @@ class PublicationError(LaboratoryError):
 
 
 def table(store: Store, cells: Sequence[Cell]) -> pd.DataFrame:
-    """All metrics of ``cells`` (which must be finished) as one long table: row, tier, arm, seed, step, metrics."""
+    """All metrics of ``cells`` (which must be finished) as one long table: identifiers, step, metrics."""
     frames = []
     for cell in cells:
         frame = pd.DataFrame(store.read(cell)[0])
@@ -48,16 +51,17 @@ def collect(store: Store, cells: Sequence[Cell], folder: Path, command: str) -> 
     data = table(store, cells)
     metas = [store.read(cell)[1] for cell in cells]
     environments = [meta["environment"] for meta in metas]
-    shared = {k: v for k, v in cells[0].config.items() if k not in ("arm", "seed", "steps")}
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / DATA, data.to_csv(index=False, float_format="%.9g", lineterminator="\n").encode())
     record = {
         "row": cells[0].row,
         "tier": cells[0].tier,
         "arms": list(dict.fromkeys(cell.arm for cell in cells)),
+        "variants": list(dict.fromkeys(cell.variant for cell in cells)),
+        "checkpoints": list(dict.fromkeys(cell.checkpoint for cell in cells)),
         "seeds": sorted({cell.seed for cell in cells}),
         "steps": cells[0].config["steps"],
-        "settings": shared,
+        "settings": shared_settings(cells),
         "inputs": store.header["inputs"],
         "runner": store.header["runner"],
         "command": command,
@@ -71,6 +75,12 @@ def collect(store: Store, cells: Sequence[Cell], folder: Path, command: str) -> 
         "data_sha256": file_sha256(folder / DATA),
     }
     write_atomic(folder / META, (json.dumps(record, indent=1) + "\n").encode())
+
+
+def shared_settings(cells: Sequence[Cell]) -> dict[str, Any]:
+    """The settings that all ``cells`` have in common, without the number of steps."""
+    first = cells[0].config
+    return {k: v for k, v in first.items() if k != "steps" and all(cell.config[k] == v for cell in cells)}
 
 
 def _all(values: Iterable[Any]) -> Any:
@@ -103,7 +113,7 @@ def load(data: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 def figure_record(meta: dict[str, Any]) -> dict[str, Any]:
     """The part of ``meta.json`` that is embedded in figure files."""
-    return {name: meta[name] for name in IN_FIGURE}
+    return {name: meta[name] for name in IN_FIGURE if name in meta}
 
 
 def draw(row: Row, folder: Path) -> Path:

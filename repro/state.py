@@ -19,7 +19,7 @@ from torch import Tensor
 from repro.policies import State, write_bytes
 
 FILE = "state.safetensors"
-VERSION = 1
+VERSION = 2
 FREE = ("steps", "checkpoint_every")  # settings that change no number of the steps already made
 
 
@@ -35,6 +35,7 @@ class TrainingState:
     step: int
     policy: State
     snapshot: State
+    optimizer: State
     problems_rng: dict[str, Any]
     generator: Tensor
     metrics: list[dict[str, Any]]
@@ -53,6 +54,7 @@ def save_state(folder: Path, state: TrainingState) -> None:
     tensors = {f"policy.{name}": value.detach().contiguous() for name, value in state.policy.items()}
     # A copy: safetensors refuses two names for one storage, and without staleness policy and snapshot may share it.
     tensors |= {f"snapshot.{name}": value.detach().clone() for name, value in state.snapshot.items()}
+    tensors |= {f"optimizer.{name}": value.contiguous() for name, value in state.optimizer.items()}
     tensors["generator"] = state.generator
     plain = {
         "version": VERSION,
@@ -92,6 +94,6 @@ def load_state(folder: Path) -> TrainingState | None:
         return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
     return TrainingState(
-        plain["config"], plain["step"], part("policy."), part("snapshot."), plain["problems_rng"],
+        plain["config"], plain["step"], part("policy."), part("snapshot."), part("optimizer."), plain["problems_rng"],
         tensors["generator"], plain["metrics"],
     )  # fmt: skip

@@ -1,9 +1,9 @@
-"""The store: one folder per arm and seed that is either absent, started, finished or damaged - and says which.
+"""The store: one folder per variant, arm, warm start and seed: absent, started, finished or damaged - and it says which.
 
 ::
 
     <root>/store.json              schema version, row, tier, trainer and the settings that all cells share
-    <root>/<arm>-seed<N>-<hash>/
+    <root>/[<variant>-]<arm>-<warm start>-seed<N>-<hash>/
         metrics.csv                one row per optimizer step
         meta.json                  written last: the cell is finished exactly when it is there and matches metrics.csv
         checkpoint/                the trainer's own state; an interrupted cell continues from it
@@ -33,6 +33,7 @@ from repro import metrics
 from repro.errors import LaboratoryError
 from repro.manifest import Cell
 from repro.provenance import file_sha256, write_atomic
+from repro.rows import BASE
 
 SCHEMA = 1
 HEADER, METRICS, META, PROGRESS, LOCK = "store.json", "metrics.csv", "meta.json", "progress.json", "lock"
@@ -147,9 +148,10 @@ class Store:
         }
 
     def key(self, cell: Cell) -> str:
-        """``<arm>-seed<N>-<first 16 hex digits of sha256(canonical identity)>``."""
+        """``[<variant>-]<arm>-<warm start>-seed<N>-<first 16 hex digits of sha256(canonical identity)>``."""
         digest = hashlib.sha256(canonical(self.identity(cell)).encode()).hexdigest()
-        return f"{cell.arm}-seed{cell.seed}-{digest[:16]}"
+        variant = "" if cell.variant == BASE else f"{cell.variant}-"
+        return f"{variant}{cell.arm}-{cell.checkpoint}-seed{cell.seed}-{digest[:16]}"
 
     def folder(self, cell: Cell) -> Path:
         """The cell's own folder; it may not exist yet."""

@@ -1,11 +1,11 @@
-"""On-policy-by-intention training of a tiny policy against a mismatched sampler: one arm, one seed, one run.
+"""Training of a tiny policy against a mismatched sampler: one arm, one warm start, one seed, one run.
 
     run_cell({"arm": "sc", "seed": 1, "steps": 100}, on_step=print, checkpoint_dir=Path("state"))
 
-Each step: the sampler takes the trainer's weights, samples 8 responses to each of 32 problems at temperature 1; rewards
-are +1 or -1, advantages are rewards minus the group's mean (no division by its deviation); the loss is the sum over
-tokens divided by the number of sequences; one plain SGD update in float32 (no momentum, no clipping). A row of metrics
-describes the policy that sampled the step's batch, before the update that the batch causes.
+Each step: the sampler takes the trainer's weights, samples 8 responses to each of 32 problems at temperature 1;
+advantages are rewards minus the group's mean, divided by its deviation only where ``advantage`` says so; one optimizer
+step follows, or several on parts of the batch (``updates_per_rollout``), whose ratios an anchored arm forms against the
+policy before the first of them. A row of metrics describes the policy that sampled the step's batch.
 
 Every ``oracle_every`` steps the gradient of the very backward pass that trains is held against ``rlcorr_ref`` in float64
 on the same logits; a deviation beyond 2e-5 of the contract's accuracy scale stops the run.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,49 +26,59 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repro.arms import ARMS, COUNTDOWN_TINY, complete_config, definition_of
+from repro import controls
+from repro.arms import ARMS
+from repro.backward import Gradient, Loss, TrainingDiverged, evaluate, gradient
 from repro.losses import LossBatch, check_definition, correction_loss
 from repro.mismatch import Mismatch, measure
-from repro.oracle import compare
-from repro.policies import forward, load_policy
+from repro.optimizers import Optimizer
+from repro.policies import load_policy
 from repro.samplers import Rollout, Sampler
+from repro.settings import COUNTDOWN_TINY, TASKS, complete_config, definition_of, with_denominator
 from repro.state import TrainingState, load_state, save_state
-from repro.tasks import countdown_tiny as task
 from repro.warmstart import held_out_accuracy
 
 __all__ = ["ARMS", "COUNTDOWN_TINY", "Trainer", "TrainingDiverged", "run_cell"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-CHUNK_ROWS = 32  # rows of one backward pass: activations of 32 x 72 tokens stay in the processor's cache
-LOSS = Callable[[Tensor, LossBatch, Mapping[str, Any]], Tensor]
-
-
-class TrainingDiverged(RuntimeError):
-    """A number that is not finite reached the update; the message says where and what to do."""
 
 
 class Trainer:
     """The state of one run and its step. ``loss`` and ``sampler`` can be replaced, by tests and by other engines."""
 
-    def __init__(self, config: Mapping[str, Any], *, loss: LOSS = correction_loss, sampler: Sampler | None = None):
+    def __init__(self, config: Mapping[str, Any], *, loss: Loss | None = None, sampler: Sampler | None = None):
         self.config = complete_config(config)
-        self.loss, self.definition = loss, definition_of(self.config)
+        self.task = TASKS[self.config["task"]]
+        self.arm = ARMS[self.config["arm"]]
+        self.definition = definition_of(self.config)
         check_definition(self.definition)
-        self.mismatch = Mismatch.from_config(self.config) if ARMS[self.config["arm"]].mismatched else Mismatch()
+        self.loss = loss or (controls.placebo_loss if self.arm.control.placebo else correction_loss)
+        self.mismatch = Mismatch.from_config(self.config) if self.arm.mismatched else Mismatch()
         self.policy, self.policy_config = load_policy(REPOSITORY / self.config["checkpoint"])
-        self.sampler = sampler or self.mismatch.sampler(self.policy_config, eos=task.EOS, pad=task.PAD)
-        self.clean_sampler = Mismatch().sampler(self.policy_config, eos=task.EOS, pad=task.PAD)
+        tokens = {"eos": self.task.EOS, "pad": self.task.PAD}
+        self.sampler = sampler or self._engine(tokens)
+        self.clean_sampler = Mismatch().sampler(self.policy_config, **tokens)
         self.snapshot = self.policy  # the weights the sampler last took; differs from the policy under staleness
+        self.optimizer = Optimizer(self.config["optimizer"], self.config["lr"])
         self.problems_rng = np.random.default_rng(self.config["seed"])
         self.generator = torch.Generator().manual_seed(self.config["seed"])
-        self.held_out = task.held_out_problems(self.config["eval_problems"])
+        self.held_out = self.task.held_out_problems(self.config["eval_problems"])
         self.step = 0
         self.metrics: list[dict[str, Any]] = []
+
+    def _engine(self, tokens: dict[str, int]) -> Sampler:
+        if self.config["engine"] == "torch":
+            return self.mismatch.sampler(self.policy_config, **tokens)
+        from repro.samplers.vllm_sampler import vllm_sampler_from_config  # needs an environment with vLLM
+
+        config = self.config if self.arm.mismatched else {**self.config, "engine_kv": "", "engine_quantization": ""}
+        return vllm_sampler_from_config(config, self.policy_config, **tokens)
 
     def restore(self, state: TrainingState) -> None:
         """Continue from a saved state; a state of other settings is a ValueError naming them."""
         state.check_config(self.config)
         self.policy, self.snapshot, self.step = state.policy, state.snapshot, state.step
+        self.optimizer.restore(state.optimizer)
         self.problems_rng.bit_generator.state = state.problems_rng
         self.generator.set_state(state.generator)
         self.metrics = state.metrics
@@ -77,8 +88,8 @@ class Trainer:
     def state(self) -> TrainingState:
         """Everything that the rest of the run depends on."""
         return TrainingState(
-            self.config, self.step, self.policy, self.snapshot, self.problems_rng.bit_generator.state,
-            self.generator.get_state(), self.metrics,
+            self.config, self.step, self.policy, self.snapshot, self.optimizer.state(),
+            self.problems_rng.bit_generator.state, self.generator.get_state(), self.metrics,
         )  # fmt: skip
 
     def run_step(self) -> dict[str, Any]:
@@ -89,17 +100,16 @@ class Trainer:
         if self.mismatch.refreshes(self.step):
             self.snapshot = {name: value.clone() for name, value in self.policy.items()}
             self._load_sampler()
-        problems = task.training_problems(self.problems_rng, config["prompts_per_step"])
-        prompts = torch.tensor([task.prompt(problem) for problem in problems])
+        problems = self.task.training_problems(self.problems_rng, config["prompts_per_step"])
+        prompts = torch.tensor([self.task.prompt(problem) for problem in problems])
         rollout = self.sampler.generate(
             prompts, config["samples_per_prompt"], config["max_tokens"], config["temperature"], self.generator,
             config["head_k"],
-        ).validate(task.VOCABULARY, config["head_k"])  # fmt: skip
+        ).validate(self.task.VOCABULARY, config["head_k"])  # fmt: skip
         rewards = self._rewards(problems, rollout)
         groups = rewards.view(-1, config["samples_per_prompt"])
-        advantages = (groups - groups.mean(dim=1, keepdim=True)).flatten()
-        logits, oracle_error = self._backward(rollout, advantages, number)
-        lengths = rollout.mask.sum(-1).double()
+        policy, logits, updates = self._update(rollout, self._advantages(groups), number)
+        errors = [u.oracle_error for u in updates if u.oracle_error is not None]
         metrics = {
             "step": number,
             "train_accuracy": float((rewards > 0).double().mean()),
@@ -107,18 +117,15 @@ class Trainer:
             **dict.fromkeys(("heldout_accuracy_trainer", "heldout_accuracy_sampler")),
             **measure(logits, rollout),
             "eos_rate": float(rollout.ended.double().mean()),
-            "response_length": float(lengths.mean()),
+            "response_length": float(rollout.mask.sum(-1).double().mean()),
             "gradient_groups": float((groups != groups[:, :1]).any(dim=1).double().mean()),
-            "grad_norm": self._gradient_norm(number),
-            "oracle_error": oracle_error,
+            "grad_norm": float(np.mean([u.norm for u in updates])),
+            "update_norm": controls.norm({name: policy[name] - value for name, value in self.policy.items()}),
+            "oracle_error": max(errors) if errors else None,
         }
         if number == 1 or number % config["eval_every"] == 0:
             metrics |= self._evaluate(number)
-        with torch.no_grad():
-            self.policy = {
-                name: value.detach() if value.grad is None else (value - config["lr"] * value.grad).detach()
-                for name, value in self.policy.items()
-            }
+        self.policy = policy
         metrics["seconds"] = time.perf_counter() - started
         self.step = number
         self.metrics.append(metrics)
@@ -127,96 +134,84 @@ class Trainer:
     def _load_sampler(self) -> None:
         self.sampler.load_weights(self.mismatch.perturb(self.snapshot, self.config["seed"]), self.step)
 
-    @staticmethod
-    def _rewards(problems: list[task.Problem], rollout: Rollout) -> Tensor:
+    def _rewards(self, problems: list, rollout: Rollout) -> Tensor:
         indices, responses = rollout.prompt_index.tolist(), rollout.tokens.tolist()
-        return torch.tensor([task.reward(problems[i], r) for i, r in zip(indices, responses, strict=True)])
+        return torch.tensor([self.task.reward(problems[i], r) for i, r in zip(indices, responses, strict=True)])
 
-    def _backward(self, rollout: Rollout, advantages: Tensor, number: int) -> tuple[Tensor, float | None]:
-        """Accumulate the gradient; returns detached logits of all rows and the oracle error if it was measured.
+    def _advantages(self, groups: Tensor) -> Tensor:
+        """[B] from rewards [groups, samples]: centred on the group's mean; a constant where the arm is such a control."""
+        if self.arm.control.constant is not None:
+            return torch.full((groups.numel(),), self.arm.control.constant)
+        advantages = groups - groups.mean(dim=1, keepdim=True)
+        if self.config["advantage"] == "mean_std":
+            advantages = advantages / (groups.std(dim=1, keepdim=True) + 1e-6)
+        return advantages.flatten()
 
-        Rows of zero advantage contribute exactly nothing and get a forward pass only, for the diagnostics - except one
-        of them on oracle steps, which shows that nothing is what the loss makes of it.
-        """
-        for value in self.policy.values():
-            value.requires_grad_()
-            value.grad = None
-        lengths = rollout.mask.sum(-1)
-        active = (advantages != 0).nonzero().squeeze(-1)
-        passive = (advantages == 0).nonzero().squeeze(-1)
-        checked = self._oracle_rows(active, passive, number)
-        trained = torch.cat([active, torch.tensor([r for r in checked if advantages[r] == 0], dtype=torch.int64)])
-        logits = torch.zeros(*rollout.tokens.shape, task.VOCABULARY)
+    def _update(self, rollout: Rollout, advantages: Tensor, number: int) -> tuple[dict, Tensor, list[Gradient]]:
+        """The updates of one rollout; returns the new weights, logits of the policy before the first update, and the
+        gradients."""
+        where = {"arm": self.config["arm"], "step": number}
         batch = LossBatch(
             rollout.tokens, rollout.mask, advantages[:, None].expand_as(rollout.logp_sampler), rollout.logp_sampler,
             head_ids=rollout.head_ids, head_logp_sampler=rollout.head_logp_sampler,
         )  # fmt: skip
-        error = None
-        for rows in self._chunks(trained, lengths):
-            longest = int(lengths[rows].max())
-            chunk = self._logits(rollout, rows, longest)
-            chunk.retain_grad()
-            part = batch.rows(rows, longest)
-            self._finite(chunk.detach(), part.mask, rows, number)
-            self.loss(chunk, part, self.definition).backward()
-            logits[rows, :longest] = chunk.detach()
-            for row in checked:
-                if (place := (rows == row).nonzero()).numel():
-                    at = slice(int(place), int(place) + 1)
-                    where = {"arm": self.config["arm"], "step": number, "row": row}
-                    found = compare(chunk.detach()[at], chunk.grad[at], part.rows(at), self.definition, where)
-                    error = max(found, error or 0.0)
-        rest = torch.tensor([r for r in passive.tolist() if r not in checked], dtype=torch.int64)
-        with torch.no_grad():
-            for rows in self._chunks(rest, lengths):
-                longest = int(lengths[rows].max())
-                logits[rows, :longest] = self._logits(rollout, rows, longest)
-                self._finite(logits[rows, :longest], rollout.mask[rows, :longest], rows, number)
-        return logits, error
+        policy, parts = self.policy, torch.arange(len(advantages)).chunk(self.config["updates_per_rollout"])
+        before = None
+        if self.arm.anchored:
+            before = evaluate(policy, self.policy_config, rollout, torch.arange(len(advantages)), where)
+            batch = replace(batch, logp_anchor=self._token_logp(before, rollout))
+        if self.arm.control.placebo:
+            batch = replace(batch, logp_sampler_full=rollout.logp_sampler_full)
+            batch = controls.with_rotation(batch, self.task.VOCABULARY, (self.config["seed"], number),
+                                           self.arm.control.placebo)  # fmt: skip
+        updates = []
+        for rows in parts:
+            sequences, tokens = len(rows), int(rollout.mask[rows].sum())
+            found = self._gradient(policy, rollout, batch, rows, self._checked(advantages, rows, number), where,
+                                   (sequences, tokens))  # fmt: skip
+            before = found.logits if before is None else before
+            updates.append(found)
+            policy = self.optimizer.step(policy, found.values)
+        return policy, before, updates
 
-    @staticmethod
-    def _chunks(rows: Tensor, lengths: Tensor) -> list[Tensor]:
-        """Rows in pieces of similar length, so that each piece is cut to its own longest response."""
-        return [piece for piece in rows[lengths[rows].argsort(stable=True)].split(CHUNK_ROWS) if len(piece)]
+    def _gradient(self, policy, rollout, batch, rows, checked, where, denominator) -> Gradient:
+        """The arm's gradient on ``rows``, after its control has changed its length."""
 
-    def _logits(self, rollout: Rollout, rows: Tensor, longest: int) -> Tensor:
-        """Trainer logits [rows, longest, V], row t predicting response token t."""
-        sequence = torch.cat([rollout.prompts[rows], rollout.tokens[rows, : longest - 1]], dim=1)
-        return forward(self.policy, self.policy_config, sequence)[:, rollout.prompts.shape[1] - 1 :]
+        def along(definition: dict, loss: Loss, checked: list[int]) -> Gradient:
+            definition = with_denominator(definition, *denominator)
+            return gradient(policy, self.policy_config, rollout, batch, definition, loss, rows, checked, where)
 
-    def _oracle_rows(self, active: Tensor, passive: Tensor, number: int) -> list[int]:
+        found, control = along(self.definition, self.loss, checked), self.arm.control
+        target = found.norm
+        if control.norm_of is not None:
+            target = along(definition_of(self.config, control.norm_of), correction_loss, []).norm
+        elif control.clip is not None:
+            target = min(found.norm, control.clip)
+        if target == found.norm:
+            return found
+        return replace(found, values=controls.scaled(found.values, found.norm, target))
+
+    def _token_logp(self, logits: Tensor, rollout: Rollout) -> Tensor:
+        logp = torch.log_softmax(logits / self.config["temperature"], dim=-1)
+        return logp.gather(-1, rollout.tokens[..., None]).squeeze(-1)
+
+    def _checked(self, advantages: Tensor, rows: Tensor, number: int) -> list[int]:
         """Rows held against the reference at this step: one of zero advantage if there is one, the others not."""
         if number % self.config["oracle_every"] and number != 1:
             return []
-        rng = np.random.default_rng([self.config["seed"], number])
-        rows = [int(r) for r in rng.permutation(passive.numpy())[:1]]
-        return rows + [int(r) for r in rng.permutation(active.numpy())[: self.config["oracle_rows"] - len(rows)]]
-
-    def _finite(self, logits: Tensor, mask: Tensor, rows: Tensor, number: int) -> None:
-        bad = ~torch.isfinite(logits).all(-1) & mask
-        if bad.any():
-            row, token = (int(i) for i in bad.nonzero()[0])
-            raise TrainingDiverged(
-                f"logits: not finite at step {number}, row {int(rows[row])}, token {token} of arm {self.config['arm']!r}; "
-                "the policy has diverged: lower lr, or resume from the last saved state with other settings"
-            )
-
-    def _gradient_norm(self, number: int) -> float:
-        squares = [float(v.grad.double().square().sum()) for v in self.policy.values() if v.grad is not None]
-        norm = float(np.sqrt(sum(squares)))
-        if not np.isfinite(norm):
-            raise TrainingDiverged(
-                f"gradient: its norm is {norm} at step {number} of arm {self.config['arm']!r}; no update was made and the "
-                "saved state is intact: lower lr, or bound the weights"
-            )
-        return norm
+        rng = np.random.default_rng([self.config["seed"], number, int(rows[0])])
+        zero = advantages[rows] == 0
+        first = [int(r) for r in rng.permutation(rows[zero].numpy())[:1]]
+        return first + [int(r) for r in rng.permutation(rows[~zero].numpy())[: self.config["oracle_rows"] - len(first)]]
 
     def _evaluate(self, number: int) -> dict[str, float]:
         """Held-out accuracy of the trainer's policy and of the sampler's, one response to each problem."""
         seed = 1_000_003 * self.config["seed"] + number
         self.clean_sampler.load_weights(self.policy, self.step)
         return {
-            f"heldout_accuracy_{name}": held_out_accuracy(sampler, self.held_out, torch.Generator().manual_seed(seed))
+            f"heldout_accuracy_{name}": held_out_accuracy(
+                sampler, self.held_out, torch.Generator().manual_seed(seed), self.task
+            )
             for name, sampler in (("trainer", self.clean_sampler), ("sampler", self.sampler))
         }
 

@@ -1,4 +1,4 @@
-"""Supervised warm start of the tiny policy: ``python -m repro.warmstart --seed 0 --out FOLDER``.
+"""Supervised warm start of the tiny policy: ``python -m repro.warmstart --seed 0 --out FOLDER [--task arithmetic]``.
 
 Reinforcement learning from random weights would never see a correct answer here, so every run starts from a policy
 that has imitated demonstrations until it solves about three held-out problems in ten (sampled at temperature 1).
@@ -15,6 +15,7 @@ import math
 import platform
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -22,8 +23,9 @@ import torch.nn.functional as F
 
 from repro.policies import State, forward, initial_state, save_policy, tiny_config, write_bytes
 from repro.samplers.torch_sampler import TorchSampler
-from repro.tasks import countdown_tiny as task
+from repro.tasks import arithmetic, countdown_tiny
 
+TASKS = {"countdown_tiny": countdown_tiny, "arithmetic": arithmetic}
 LEARNING_RATE = 3e-3
 BATCH = 96
 HORIZON = 1500  # steps of the cosine schedule; training normally stops earlier, at the target accuracy
@@ -34,7 +36,7 @@ INITIAL_SD = 0.05  # the architecture's default of 0.02 learns slowly at hidden 
 IGNORED = -100
 
 
-def batch(rng: np.random.Generator, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(rng: np.random.Generator, size: int, task: ModuleType = countdown_tiny) -> tuple[torch.Tensor, torch.Tensor]:
     """``size`` demonstrations as (tokens [B, L], labels [B, L]); label t is token t + 1 of the response, else ignored."""
     examples = [task.demonstration(rng) for _ in range(size)]
     length = task.PROMPT_LENGTH + max(len(response) for _, response in examples)
@@ -47,7 +49,9 @@ def batch(rng: np.random.Generator, size: int) -> tuple[torch.Tensor, torch.Tens
     return tokens, labels
 
 
-def held_out_accuracy(sampler: TorchSampler, problems: list[task.Problem], generator: torch.Generator) -> float:
+def held_out_accuracy(
+    sampler: TorchSampler, problems: list, generator: torch.Generator, task: ModuleType = countdown_tiny
+) -> float:
     """Fraction of ``problems`` solved by one response each, sampled at temperature 1 from the sampler's policy."""
     prompts = torch.tensor([task.prompt(problem) for problem in problems])
     rollout = sampler.generate(prompts, 1, task.MAX_RESPONSE, 1.0, generator, 0)
@@ -63,7 +67,12 @@ def learning_rate(step: int, horizon: int) -> float:
 
 
 def warm_start(
-    seed: int, *, max_steps: int = HORIZON, target: float = TARGET_ACCURACY, report=lambda step, loss, accuracy: None
+    seed: int,
+    *,
+    task: ModuleType = countdown_tiny,
+    max_steps: int = HORIZON,
+    target: float = TARGET_ACCURACY,
+    report=lambda step, loss, accuracy: None,
 ) -> tuple[State, dict]:
     """Train from scratch; returns (weights, record). Stops at ``target`` held-out accuracy or after ``max_steps``.
 
@@ -82,7 +91,7 @@ def warm_start(
     accuracy = loss_value = math.nan
     step = 0
     while step < max_steps:
-        tokens, labels = batch(rng, BATCH)
+        tokens, labels = batch(rng, BATCH, task)
         logits = forward(state, config, tokens)
         loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
         for group in optimizer.param_groups:
@@ -97,7 +106,7 @@ def warm_start(
             if not math.isfinite(loss_value):
                 raise RuntimeError(f"the supervised loss is {loss_value} at step {step}; try another seed")
             sampler.load_weights(state, step)
-            accuracy = held_out_accuracy(sampler, problems, torch.Generator().manual_seed(seed))
+            accuracy = held_out_accuracy(sampler, problems, torch.Generator().manual_seed(seed), task)
             report(step, loss_value, accuracy)
             if accuracy >= target:
                 break
@@ -105,14 +114,15 @@ def warm_start(
     return {name: value.detach() for name, value in state.items()}, record
 
 
-def write_checkpoint(folder: Path, state: State, record: dict, seed: int) -> None:
+def write_checkpoint(folder: Path, state: State, record: dict, seed: int, task: str = "countdown_tiny") -> None:
     """Save the policy with ``provenance.json``: how to make it again, what it scored, its hash."""
-    config = tiny_config(task.VOCABULARY, initializer_range=INITIAL_SD)
+    option = "" if task == "countdown_tiny" else f"--task {task} "
+    config = tiny_config(TASKS[task].VOCABULARY, initializer_range=INITIAL_SD)
     save_policy(folder, state, config)
     provenance = {
-        "command": f"python -m repro.warmstart --seed {seed} --out repro/checkpoints/{folder.name}",
+        "command": f"python -m repro.warmstart {option}--seed {seed} --out repro/checkpoints/{folder.name}",
         "seed": seed,
-        "task": "countdown_tiny",
+        "task": task,
         **record,
         "parameters": sum(value.numel() for value in state.values()),
         "threads": torch.get_num_threads(),
@@ -126,6 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m repro.warmstart", description=__doc__.split("\n\n")[0])
     parser.add_argument("--seed", type=int, required=True, help="seed of weights, data and evaluation")
     parser.add_argument("--out", type=Path, required=True, help="folder to write; about 0.6 MB")
+    parser.add_argument("--task", choices=tuple(TASKS), default="countdown_tiny", help="countdown_tiny by default")
     parser.add_argument("--max-steps", type=int, default=HORIZON, help=f"give up after this many steps ({HORIZON})")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (1); the bytes depend on it")
     options = parser.parse_args(arguments)
@@ -134,7 +145,9 @@ def main(arguments: list[str] | None = None) -> int:
     def report(step: int, loss: float, accuracy: float) -> None:
         print(f"step {step:5d}  loss {loss:.4f}  held-out accuracy {accuracy:.3f}", flush=True)
 
-    state, record = warm_start(options.seed, max_steps=options.max_steps, report=report)
+    state, record = warm_start(
+        options.seed, task=TASKS[options.task], max_steps=options.max_steps, target=TARGET_ACCURACY, report=report
+    )
     if not record["reached"]:
         print(
             f"held-out accuracy {record['held_out_accuracy']:.3f} after {record['steps']} steps is below "
@@ -142,7 +155,7 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
-    write_checkpoint(options.out, state, record, options.seed)
+    write_checkpoint(options.out, state, record, options.seed, options.task)
     print(f"wrote {options.out} ({record['steps']} steps, held-out accuracy {record['held_out_accuracy']:.3f})")
     return 0
 

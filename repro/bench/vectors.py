@@ -47,7 +47,7 @@ def covered(case: dict[str, Any]) -> bool:
     if case["function"] == "log_softmax":
         return "tokens" in case["inputs"]
     given = {name for name, value in case["inputs"].items() if value is not None}
-    if not given <= {*FIELDS, "logits"}:
+    if not given <= {*FIELDS, "logits"} or "grad_logits" not in case["expected"]:
         return False
     definition = case["definition"]
     centering = definition.get("centering")

@@ -8,15 +8,17 @@ front from the caller's generator: what a row samples does not depend on when ot
 
 from __future__ import annotations
 
-from functools import partial
-
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import Qwen3Config
 
-from repro.policies import Cache, State, check_state, decode_step, fuse, rotary_tables
-from repro.quantise import grid, quantise, quantise_weights
+from repro.kernels.decode import draw
+from repro.kernels.rounding import rounding
+from repro.policies import State, check_state, fuse
+from repro.quantise import grid, quantise_weights
 from repro.samplers import Rollout, RolloutError
+from repro.samplers.decoder import Decoder
 
 
 class TorchSampler:
@@ -41,8 +43,7 @@ class TorchSampler:
                 grid(name)
         self.config, self.eos, self.pad = config, eos, pad
         self.weights_format = weights
-        self._activations = partial(quantise, name=activations) if activations else None
-        self._kv = partial(quantise, name=kv) if kv else None
+        self._activations, self._kv = rounding(activations), rounding(kv)
         self._state: State | None = None
         self.version = -1
 
@@ -68,63 +69,47 @@ class TorchSampler:
     ) -> Rollout:
         """See :class:`repro.samplers.Sampler`. ``logp_sampler_full`` is always recorded: the vocabulary is small."""
         self._check_request(prompts, samples_per_prompt, max_tokens, temperature, head_k)
-        rows, vocabulary = prompts.shape[0] * samples_per_prompt, self.config.vocab_size
-        uniforms = torch.rand((max_tokens, rows), dtype=torch.float64, generator=generator)
-        tables = rotary_tables(self.config, prompts.shape[1] + max_tokens)
-
-        def step(cache: Cache, tokens: Tensor, position: int) -> Tensor:
-            return decode_step(
-                self._state, self._blocks, self.config, cache, tables, tokens, position, self._activations, self._kv
-            )
-
-        cache = Cache.empty(self.config, prompts.shape[0], prompts.shape[1] + max_tokens)
-        for position in range(prompts.shape[1]):
-            logits = step(cache, prompts[:, position], position)
-        prompt_index = torch.arange(prompts.shape[0]).repeat_interleave(samples_per_prompt)
-        cache, logits = cache.rows(prompt_index), logits[prompt_index]
+        number, prompt_length = prompts.shape
+        rows = number * samples_per_prompt
+        uniforms = torch.rand((max_tokens, rows), dtype=torch.float64, generator=generator).numpy()
+        decoder = Decoder(self._state, self._blocks, self.config, self._activations, self._kv, prompt_length + max_tokens)
+        # A prompt is read once, in the cache slot of its first sample, and copied to the slots of the others.
+        first = np.arange(number) * samples_per_prompt
+        decoder.open(rows)
+        for position in range(prompt_length):
+            logits = decoder.step(prompts[:, position].numpy(), first, position)
+        prompt_index = torch.arange(number).repeat_interleave(samples_per_prompt)
+        decoder.copy_prompts(first, samples_per_prompt, prompt_length)
+        logits = logits[prompt_index.numpy()]
 
         tokens = torch.full((rows, max_tokens), self.pad)
-        logp = torch.zeros((rows, max_tokens, vocabulary))
+        logp = torch.zeros((rows, max_tokens, self.config.vocab_size))
         lengths = torch.full((rows,), max_tokens)
-        ended = torch.zeros(rows, dtype=torch.bool)
-        active = torch.arange(rows)  # original row of each row still in the cache, finished ones included
-        alive = torch.ones(rows, dtype=torch.bool)
+        active = np.arange(rows)
         for t in range(max_tokens):
-            logq = torch.log_softmax(logits / temperature, dim=-1)
-            cumulative = logq.double().exp_().cumsum(dim=-1)
-            threshold = uniforms[t, active, None] * cumulative[:, -1:]
-            drawn = (cumulative <= threshold).sum(dim=-1).clamp_max(vocabulary - 1)
-            if not torch.isfinite(cumulative[:, -1]).all():
+            if not draw(logits, temperature, uniforms[t], active, t, logp.numpy(), tokens.numpy()):
                 raise RolloutError(
                     f"logits: not finite at response token {t} of policy version {self.version}; the policy has "
                     "diverged - lower the learning rate or start again from an earlier checkpoint"
                 )
-            current = active[alive]
-            tokens[current, t] = drawn[alive]
-            logp[current, t] = logq[alive]
-            stopped = alive & (drawn == self.eos)
-            lengths[active[stopped]] = t + 1
-            ended[active[stopped]] = True
-            alive &= ~stopped
-            if t + 1 == max_tokens or not alive.any():
+            drawn = tokens.numpy()[active, t]
+            lengths[active[drawn == self.eos]] = t + 1
+            active, drawn = active[drawn != self.eos], drawn[drawn != self.eos]
+            if t + 1 == max_tokens or not len(active):
                 break
-            # Dropping finished rows copies the cache, so it waits until a quarter of the rows would go.
-            if int(alive.sum()) * 4 <= len(alive) * 3:
-                kept = alive.nonzero().squeeze(-1)
-                cache, active, drawn = cache.rows(kept), active[kept], drawn[kept]
-                alive = torch.ones(len(kept), dtype=torch.bool)
-            logits = step(cache, drawn, prompts.shape[1] + t)
+            logits = decoder.step(drawn, active, prompt_length + t)
 
         length = int(lengths.max())
         tokens, logp = tokens[:, :length], logp[:, :length]
         mask = torch.arange(length) < lengths[:, None]
+        last = tokens.gather(1, (lengths - 1)[:, None]).squeeze(1)
         head_ids, head_logp = self._head(logp, mask, head_k) if head_k else (None, None)
         return Rollout(
             prompts=prompts[prompt_index],
             prompt_index=prompt_index,
             tokens=tokens,
             mask=mask,
-            ended=ended,
+            ended=last == self.eos,
             logp_sampler=logp.gather(-1, tokens[..., None]).squeeze(-1),
             head_ids=head_ids,
             head_logp_sampler=head_logp,

@@ -28,7 +28,7 @@ HEADER = {"row": "r", "tier": "tiny", "runner": RUNNER, "inputs": {}, "settings"
 
 def cells(*arms: str, seeds: tuple[int, ...] = (0,)) -> list[Cell]:
     return [
-        Cell("r", "tiny", arm, seed, {"eval_every": 5, "steps": STEPS, "arm": arm, "seed": seed})
+        Cell("r", "tiny", "base", arm, "w0", seed, {"eval_every": 5, "steps": STEPS, "arm": arm, "seed": seed})
         for seed in seeds
         for arm in arms
     ]

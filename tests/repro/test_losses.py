@@ -9,11 +9,12 @@ import pytest
 import torch
 from loss_cases import CENTERINGS, RULES, SURROGATES, for_reference, gradient, random_batch
 
-from repro.arms import ARMS, complete_config, definition_of
+from repro.arms import ARMS
 from repro.losses import AGGREGATIONS, LossBatch, correction_loss
 from repro.oracle import compare, reference
 from repro.policies import forward
 from repro.samplers.torch_sampler import TorchSampler
+from repro.settings import complete_config, definition_of, with_denominator
 from repro.tasks import countdown_tiny as task
 
 
@@ -87,23 +88,32 @@ def recorded(config, policy):
     return logits[:, prompts.shape[1] - 1 :], batch
 
 
+def definition_for(arm, batch):
+    definition = definition_of(complete_config({"arm": arm, "seed": 0, "steps": 1}))
+    return with_denominator(definition, len(batch.mask), int(batch.mask.sum()))
+
+
 @pytest.mark.parametrize("arm", ARMS)
 def test_every_arm_on_a_recorded_rollout(recorded, arm):
     logits, batch = recorded
-    config = complete_config({"arm": arm, "seed": 0, "steps": 1, "prompts_per_step": 3, "samples_per_prompt": 4})
-    definition = definition_of(config)
+    definition = definition_for(arm, batch)
+    if ARMS[arm].anchored:
+        logp = torch.log_softmax(logits, -1).gather(-1, batch.tokens[..., None])[..., 0]
+        batch = replace(
+            batch, logp_anchor=logp + 0.2 * torch.randn(logp.shape, generator=torch.Generator().manual_seed(2))
+        )
     _, found = gradient(logits, batch, definition)
     assert compare(logits, found, batch, definition, {"arm": arm, "step": 0, "row": 0}) < 2e-6
     zero = (batch.advantages[:, 0] == 0).nonzero()[:, 0]
     assert len(zero) == 4 and not found[zero].any()
-    assert found[0].abs().max() > 1e-3
+    assert found.abs().max() > 1e-3
 
 
 def test_the_arms_differ_from_each_other(recorded):
     logits, batch = recorded
     gradients = {}
     for arm in ("pg", "tis", "sc", "tis_sc"):
-        gradients[arm] = gradient(logits, batch, definition_of(complete_config({"arm": arm, "seed": 0, "steps": 1})))[1]
+        gradients[arm] = gradient(logits, batch, definition_for(arm, batch))[1]
     names = list(gradients)
     for i, a in enumerate(names):
         for b in names[i + 1 :]:
@@ -162,9 +172,20 @@ def test_coefficients_are_detached():
     ("definition", "message"),
     [
         ({"kl": {"kind": "k1"}}, "kl: not covered by the training loss"),
-        ({"weight": {"level": "sequence"}}, "weight.level: expected one of token, got 'sequence'"),
+        ({"weight": {"level": "segment"}}, "weight.level: expected one of token, sequence, geometric, got 'segment'"),
         ({"weight": {"high": 2.0}}, "weight.outside: required"),
         ({"weight": {"gate": 1, "outside": "clip"}}, "weight.gate: not covered"),
+        ({"weight": {"negative": {"low": 0.5}}}, "weight.outside: required"),
+        ({"weight": {"statistic": "tv"}}, "weight.statistic: expected one of ratio, tv_signed, got 'tv'"),
+        ({"weight": {"statistic": "tv_signed", "low": -0.1}}, "weight.outside: required"),
+        ({"weight": {"statistic": "tv_signed", "level": "sequence", "outside": "zero"}}, "at level 'token' only"),
+        ({"weight": {"statistic": "tv_signed", "high": 0.1, "outside": "clip"}}, "with outside 'zero' only"),
+        (
+            {"weight": {"statistic": "tv_signed", "outside": "zero"}, "centering": {}},
+            "no constant value on a modelled tail",
+        ),
+        ({"gate": {}}, "gate.level: expected one of sequence, geometric, got 'token'"),
+        ({"gate": {"level": "geometric", "closed": False}}, "gate.closed: not covered"),
         ({"surrogate": {"kind": "gspo"}}, "surrogate.kind: expected one of reinforce, ppo_clip"),
         ({"centering": {"tail": "uniform"}}, "centering.tail: expected one of exact, rescaled"),
         ({"aggregation": {"kind": "mean"}}, "aggregation.kind"),

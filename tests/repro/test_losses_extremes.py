@@ -9,7 +9,8 @@ import pytest
 import torch
 from loss_cases import CENTERINGS, RULES, gradient, random_batch
 
-from repro.losses import LossBatch, _mass, _rule
+from repro.loss_rules import factor, mass
+from repro.losses import LossBatch
 from repro.oracle import reference
 
 
@@ -20,9 +21,9 @@ def test_a_huge_tail_ratio_costs_no_digits(tail, rule):
     generator = torch.Generator().manual_seed(0)
     weights = torch.rand((6, 4, 12), generator=generator).double() + 0.1
     p, q = weights.clone(), torch.rand((6, 4, 12), generator=generator).double() + 0.1
-    for x, mass in ((p, tail), (q, 0.3)):
-        x[..., :4] *= (1 - mass) / x[..., :4].sum(-1, keepdim=True)
-        x[..., 4:] *= mass / x[..., 4:].sum(-1, keepdim=True)
+    for x, share in ((p, tail), (q, 0.3)):
+        x[..., :4] *= (1 - share) / x[..., :4].sum(-1, keepdim=True)
+        x[..., 4:] *= share / x[..., 4:].sum(-1, keepdim=True)
     logits, logq = p.log().float(), q.log().float()
     tokens = torch.randint(0, 12, (6, 4), generator=generator)
     ids = torch.arange(4).expand(6, 4, 4)
@@ -43,8 +44,9 @@ def test_sampled_token_and_head_fall_on_the_same_side_of_a_band_edge():
     logq = -5 * torch.rand(20_000, generator=generator) - 0.7
     logp = logq + torch.tensor(0.5).log() + 1e-6 * (torch.rand(20_000, generator=generator) - 0.5)
     for rule in ({"low": 0.5, "outside": "zero"}, {"high": 0.5, "outside": "zero"}):
-        sampled = _rule((logp - logq).exp(), rule) == 0
-        head = _mass(logq, logp, rule) == 0
+        one = torch.ones_like(logq)
+        sampled = factor(logp, logq, logp - logq, one, rule)[0] == 0
+        head = mass(logq, logp, one, rule)[0] == 0
         assert 0.2 < float(sampled.float().mean()) < 0.8
         assert torch.equal(sampled, head)
 

@@ -24,9 +24,9 @@ MADE = ["caption.md", "countdown_fig4.ipynb", "countdown_fig4.png", "countdown_f
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A finished store of all arms, three seeds, 40 steps, and the folder with its collected data."""
+    """A finished store of all arms, three warm starts, 40 steps, and the folder with its collected data."""
     cells = ROW.cells("tiny", steps=40)
-    settings = {name: value for name, value in cells[0].config.items() if name not in ("arm", "seed")}
+    settings = publication.shared_settings(cells)
     header = {"row": ROW.id, "tier": "tiny", "runner": RUNNER, "inputs": {"model": "ab"}, "settings": settings}
     store = Store.open(tmp_path_factory.mktemp("runs") / "store", header)
     with pytest.MonkeyPatch.context() as patch:
@@ -53,17 +53,20 @@ def copy(folder: Path, target: Path) -> Path:
 def test_data_csv_holds_every_step_of_every_cell(finished):
     store, cells, folder = finished
     data, meta = publication.load(folder / "data.csv")
-    assert list(data.columns[:6]) == ["row", "tier", "arm", "seed", "step", "train_accuracy"]
-    assert len(data) == 15 * 40 and data.groupby(["arm", "seed"]).size().eq(40).all()
+    assert list(data.columns[:8]) == [*publication.IDENTIFIERS, "step", "train_accuracy"]
+    replicate = ["variant", "arm", "checkpoint", "seed"]
+    assert len(data) == 15 * 40 and data.groupby(replicate).size().eq(40).all()
     rows, _ = store.read(cells[-1])
-    shipped = data[(data["arm"] == cells[-1].arm) & (data["seed"] == cells[-1].seed)].to_dict("records")
+    last = (data[replicate] == [getattr(cells[-1], name) for name in replicate]).all(axis=1)
+    shipped = data[last].to_dict("records")
     for stored, row in zip(rows, shipped, strict=True):
         for name, value in stored.items():
             assert math.isnan(row[name]) if math.isnan(value) else row[name] == pytest.approx(value, rel=1e-8)
     assert meta["data_sha256"] == file_sha256(folder / "data.csv")
-    assert meta["arms"] == list(ROW.arms) and meta["seeds"] == [2, 3, 4] and meta["steps"] == 40
+    assert meta["arms"] == list(ROW.arms) and meta["variants"] == ["base"] and meta["steps"] == 40
+    assert meta["checkpoints"] == [f"countdown_tiny_seed{k}" for k in range(3)] and meta["seeds"] == [10]
     assert meta["command"] == "python -m repro run countdown-fig4" and meta["runner"] == RUNNER
-    assert "arm" not in meta["settings"] and meta["settings"]["lr"] == ROW.settings.lr
+    assert {"arm", "checkpoint", "steps"}.isdisjoint(meta["settings"]) and meta["settings"]["lr"] == ROW.settings.lr
 
 
 def test_collecting_needs_every_cell(finished, tmp_path):
@@ -105,13 +108,13 @@ def test_the_executed_notebook_shows_figure_claim_and_caption(drawn):
     notebook = json.loads((drawn / "countdown_fig4.ipynb").read_text())
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
     assert notebook["metadata"]["papermill"]["parameters"] == {
-        "row": "countdown-fig4", "tier": "tiny", "data": "data.csv", "output": "."
+        "row": "countdown-fig4", "tier": "tiny", "data": "data.csv", "output": ".", "width": 860
     }  # fmt: skip
     outputs = json.dumps([cell.get("outputs") for cell in notebook["cells"]])
-    assert "image/png" in outputs and "ends above pg by more than 0.1" in outputs and "claim: " in outputs
+    assert "image/png" in outputs and "ends above pg by more than 0.05" in outputs and "claim: " in outputs
     assert not [o for cell in notebook["cells"] for o in cell.get("outputs", []) if o["output_type"] == "error"]
     caption = (drawn / "caption.md").read_text()
-    assert "5 arms x 3 seeds x 40 steps" in caption and "Ordering by train_accuracy" in caption
+    assert "5 conditions x 3 checkpoints x 1 seed x 40 steps" in caption and "Ordering by train_accuracy" in caption
 
 
 @pytest.mark.slow
@@ -136,10 +139,9 @@ def with_data(folder: Path, change) -> None:
         # a run whose gradient was wrong
         (
             lambda data: data.assign(oracle_error=data["oracle_error"] * 1e3),
-            r"AssertionError: largest gradient error \S+e-03 exceeds 2e-05",
+            r"FigureDataError: oracle_error: largest \S+e-03 exceeds the limit 2e-05",
         ),
-        # fails inside the package, so that the traceback shows where the package lies
-        (lambda data: data.replace({"arm": {"tis": "ppo"}}), "FigureDataError: data: arm 'ppo' has no style"),
+        (lambda data: data.replace({"arm": {"tis": "magic"}}), "FigureDataError: data: unknown arm 'magic'"),
     ],
 )
 def test_a_notebook_that_fails_says_where_and_is_kept_apart(finished, tmp_path, change, words):

@@ -28,7 +28,7 @@ HEADER = {
 
 
 def cell(arm: str = "sc", seed: int = 0, **changes) -> Cell:
-    return Cell("r", "tiny", arm, seed, {"lr": 0.003, "steps": 4, "arm": arm, "seed": seed, **changes})
+    return Cell("r", "tiny", "base", arm, "w0", seed, {"lr": 0.003, "steps": 4, "arm": arm, "seed": seed, **changes})
 
 
 def rows(steps: int = 4) -> list[dict]:
@@ -44,8 +44,9 @@ def fresh(tmp_path) -> Store:
 
 def test_the_key_is_readable_and_depends_on_everything_that_determines_the_numbers(fresh, tmp_path):
     base = fresh.key(cell())
-    assert base.startswith("sc-seed0-") and len(base) == len("sc-seed0-") + 16
-    shuffled = Cell("r", "tiny", "sc", 0, dict(reversed(cell().config.items())))
+    assert base.startswith("sc-w0-seed0-") and len(base) == len("sc-w0-seed0-") + 16
+    assert fresh.key(replace(cell(), variant="lag-2")) == f"lag-2-{base}"
+    shuffled = Cell("r", "tiny", "base", "sc", "w0", 0, dict(reversed(cell().config.items())))
     assert fresh.key(shuffled) == base
     other = Store.open(tmp_path / "other", {**HEADER, "inputs": {"model.safetensors": "cd"}})
     keys = {base, fresh.key(cell(seed=1)), fresh.key(cell(arm="pg")), fresh.key(cell(lr=0.004)), other.key(cell())}
@@ -231,7 +232,7 @@ sys.path.insert(0, {root!r})
 from pathlib import Path
 from repro.manifest import Cell
 from repro.store import Store
-with Store.attach(Path({store!r})).lock(Cell("r", "tiny", "sc", 0, {config!r})):
+with Store.attach(Path({store!r})).lock(Cell("r", "tiny", "base", "sc", "w0", 0, {config!r})):
     print("held", flush=True)
     time.sleep(60)
 """

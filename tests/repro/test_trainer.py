@@ -10,8 +10,10 @@ import pytest
 import torch
 from small_run import cell
 
-from repro import losses
+from repro import controls, losses
+from repro.arms import Control
 from repro.losses import LossBatch, correction_loss
+from repro.optimizers import Optimizer
 from repro.oracle import OracleMismatch
 from repro.policies import forward
 from repro.samplers import RolloutError
@@ -23,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 EXPECTED_COLUMNS = [
     "step", "train_accuracy", "reward_mean", "heldout_accuracy_trainer", "heldout_accuracy_sampler",
     "kl_sampler_trainer", "kl_k1", "ess", "log_ratio_max", "entropy", "head_mass_sampler", "head_mass_trainer",
-    "tail_ratio_mean", "tail_ratio_max", "eos_rate", "response_length", "gradient_groups", "grad_norm", "oracle_error",
-    "seconds",
+    "tail_ratio_mean", "tail_ratio_max", "eos_rate", "response_length", "gradient_groups", "grad_norm", "update_norm",
+    "oracle_error", "seconds",
 ]  # fmt: skip
 
 
@@ -42,7 +44,10 @@ class Recorder:
         return self.rollouts[-1]
 
 
-@pytest.mark.parametrize("arm", ARMS)
+PLAIN = [name for name, arm in ARMS.items() if arm.control == Control() and not arm.anchored]
+
+
+@pytest.mark.parametrize("arm", PLAIN)
 def test_one_step_is_one_plain_sgd_update_of_the_whole_batch(arm):
     """Chunks, skipped groups and length cuts change nothing: the update is lr times the gradient over all rows at once."""
     trainer = Trainer(cell(arm, lr=0.01))
@@ -97,7 +102,7 @@ def test_only_the_quantised_arms_have_a_mismatch():
 
 def test_staleness_holds_the_sampler_back():
     rows = run_cell(cell("onpolicy", steps=3, lr=0.02))
-    stale = Trainer(cell("pg", steps=3, lr=0.02, weights=None, activations=None, kv=None, staleness=2))
+    stale = Trainer(cell("pg", steps=3, lr=0.02, weights="", activations="", kv="", staleness=2))
     kl = [stale.run_step()["kl_sampler_trainer"] for _ in range(4)]
     assert all(abs(row["kl_sampler_trainer"]) < 1e-6 for row in rows)
     assert abs(kl[0]) < 1e-6 < 1e-5 < kl[1] and kl[2] > 1e-5 and abs(kl[3]) < 1e-6
@@ -110,6 +115,119 @@ def test_no_reward_anywhere_means_no_update(monkeypatch):
     metrics = trainer.run_step()
     assert (metrics["grad_norm"], metrics["gradient_groups"], metrics["oracle_error"]) == (0.0, 0.0, 0.0)
     assert all(torch.equal(before[name].detach(), trainer.policy[name]) for name in before)
+
+
+# --- controls, optimizers, three policies ------------------------------------------------------------------------------
+
+
+def first_update(arm, **changes):
+    """The first step's metrics and weight change, on the same rollout for every quantised arm."""
+    trainer = Trainer(cell(arm, **changes))
+    before = trainer.policy
+    metrics = trainer.run_step()
+    return metrics, {name: (before[name] - trainer.policy[name]) / trainer.config["lr"] for name in before}
+
+
+def test_clipping_and_norm_matching_change_the_length_alone(monkeypatch):
+    plain, along = first_update("pg")
+    monkeypatch.setitem(ARMS, "pg_clip", ARMS["pg_clip"]._replace(control=Control(clip=0.5 * plain["grad_norm"])))
+    target = first_update("sc")[0]["grad_norm"]
+    assert abs(target - plain["grad_norm"]) > 0.01 * target
+    for arm, length in (("pg_clip", 0.5 * plain["grad_norm"]), ("pg_norm", target)):
+        metrics, scaled = first_update(arm)
+        assert metrics["grad_norm"] == plain["grad_norm"]
+        assert metrics["update_norm"] == pytest.approx(length * 0.003, rel=1e-3)
+        for name, value in along.items():
+            torch.testing.assert_close(scaled[name], value * (length / plain["grad_norm"]), rtol=1e-2, atol=2e-3)
+
+
+def test_a_loose_clip_is_no_clip(monkeypatch):
+    monkeypatch.setitem(ARMS, "pg_clip", ARMS["pg_clip"]._replace(control=Control(clip=1e6)))
+    for name, value in first_update("pg")[1].items():
+        assert torch.equal(first_update("pg_clip")[1][name], value)
+        break
+
+
+def test_placebos_have_the_size_of_centering_and_the_permuted_difference_no_direction():
+    _, plain = first_update("pg")
+
+    def added(arm):
+        _, update = first_update(arm)
+        return torch.cat([(update[n] - plain[n]).flatten() for n in plain])
+
+    true, row, difference = (added(arm) for arm in ("sc", "placebo", "placebo_diff"))
+    for term in (row, difference):
+        assert 0.2 < float(term.norm() / true.norm()) < 5
+    cosine = torch.nn.functional.cosine_similarity
+    assert abs(float(cosine(true, difference, dim=0))) < 0.3 < float(cosine(true, row, dim=0))
+
+
+@pytest.mark.parametrize("kind", controls.PLACEBOS)
+def test_the_placebo_term_on_the_logits_is_as_long_as_the_true_one(kind):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn((2, 3, 7), generator=generator)
+    q = torch.log_softmax(torch.randn((2, 3, 7), generator=generator), -1)
+    mask = torch.tensor([[True] * 3, [True, False, False]])
+    tokens, advantages = torch.zeros((2, 3), dtype=torch.int64), torch.full((2, 3), -0.7)
+    batch = LossBatch(tokens, mask, advantages, q[..., 0], logp_sampler_full=q)
+    placebo = controls.with_rotation(batch, 7, (1, 2), kind)
+    definition = {"temperature": 1.0, "aggregation": {"kind": "seq-mean-token-sum", "sequences": 2}}
+    expected = controls.placebo_gradient(logits, placebo, definition)
+    true = (q.exp() - logits.softmax(-1)).norm(dim=-1).numpy() * 0.7 / 2
+    np.testing.assert_allclose(np.linalg.norm(expected, axis=-1), np.where(mask, true, 0), rtol=1e-5)
+    leaf, plain = (logits.clone().requires_grad_() for _ in range(2))
+    controls.placebo_loss(leaf, placebo, definition).backward()
+    correction_loss(plain, batch, definition).backward()
+    np.testing.assert_allclose((leaf.grad - plain.grad).numpy(), expected, atol=1e-7)
+    with pytest.raises(ValueError, match="logp_sampler_full: the placebo permutes whole sampler rows"):
+        controls.with_rotation(replace(batch, logp_sampler_full=None), 7, (1, 2), kind)
+    with pytest.raises(ValueError, match="kind: expected one of row, difference, got 'noise'"):
+        controls.with_rotation(batch, 7, (1, 2), "noise")
+
+
+def test_a_constant_reward_moves_every_row():
+    metrics, _ = first_update("pg_minus")
+    _, plus = first_update("pg_plus")
+    _, minus = first_update("pg_minus")
+    assert metrics["oracle_error"] < 2e-6
+    for name, value in plus.items():
+        torch.testing.assert_close(minus[name], -value, rtol=1e-2, atol=2e-3)
+
+
+def test_two_updates_per_rollout_use_three_policies():
+    changes = {
+        "updates_per_rollout": 2,
+        "optimizer": "adamw",
+        "lr": 1e-3,
+        "advantage": "mean_std",
+        "aggregation": "token-mean",
+    }
+    rows = run_cell(cell("grpo_tis", steps=3, oracle_every=1, **changes))
+    assert all(row["oracle_error"] < 5e-6 for row in rows)
+    anchors = []
+    trainer = Trainer(
+        cell("grpo", **changes), loss=lambda z, b, d: (anchors.append(b.logp_anchor), correction_loss(z, b, d))[1]
+    )
+    trainer.run_step()
+    current = torch.log_softmax(trainer_logits(trainer), -1)
+    assert len(anchors) >= 2 and torch.isfinite(current).all()
+
+
+def trainer_logits(trainer):
+    return forward(trainer.policy, trainer.policy_config, torch.zeros((1, 4), dtype=torch.int64))
+
+
+def test_adamw_is_torchs_and_resumes(tmp_path):
+    changes = {"optimizer": "adamw", "lr": 1e-3, "steps": 4}
+    whole = run_cell(cell("pg", **changes))
+    run_cell(cell("pg", **{**changes, "steps": 2}), checkpoint_dir=tmp_path)
+    resumed = run_cell(cell("pg", **changes), checkpoint_dir=tmp_path)
+    assert [r["grad_norm"] for r in whole] == [r["grad_norm"] for r in resumed]
+    policy, gradient = {"w": torch.tensor([1.0, -2.0])}, {"w": torch.tensor([0.5, 1e-3])}
+    optimizer = Optimizer("adamw", 0.1)
+    # The first AdamW step is lr * sign(g) up to eps, whatever the gradient's size.
+    torch.testing.assert_close(optimizer.step(policy, gradient)["w"], torch.tensor([0.9, -2.1]), rtol=0, atol=1e-5)
+    assert torch.equal(policy["w"], torch.tensor([1.0, -2.0]))
 
 
 # --- the oracle -------------------------------------------------------------------------------------------------------
@@ -220,13 +338,19 @@ def test_a_sampler_without_a_head_is_refused():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"arm": "grpo"}, "arm: expected one of onpolicy, pg, tis, sc, tis_sc, got 'grpo'"),
+        ({"arm": "reinforce"}, "arm: expected one of onpolicy, pg, is, tis, .*got 'reinforce'"),
         ({"learning_rate": 1}, "learning_rate: not a setting of this trainer; known: arm, seed, steps"),
         ({"steps": 0}, "steps: expected a positive whole number"),
         ({"seed": -1}, "seed: expected a whole number"),
         ({"lr": 0.0}, "lr: expected a positive"),
         ({"weights": "fp3"}, "weights: format: expected one of"),
-        ({"task": "chess"}, "task: this trainer runs countdown_tiny"),
+        ({"task": "chess"}, "task: expected one of countdown_tiny, arithmetic, got 'chess'"),
+        ({"engine": "sglang"}, "engine: expected one of torch, vllm"),
+        ({"optimizer": "lion"}, "optimizer: expected one of sgd, adamw"),
+        ({"advantage": "rank"}, "advantage: expected one of mean, mean_std"),
+        ({"aggregation": "token-sum"}, "aggregation: expected one of seq-mean-token-sum, token-mean"),
+        ({"arm": "grpo", "updates_per_rollout": 4}, "updates_per_rollout: 6 prompts cannot be divided among 4"),
+        ({"updates_per_rollout": 2}, "arm 'sc' forms its ratios against the sampler; an anchored arm is needed: grpo"),
         ({"checkpoint": "repro/checkpoints/none"}, "expected config.json in this folder"),
         ({"prompts_per_step": 2.5}, "prompts_per_step: expected a positive whole number"),
     ],

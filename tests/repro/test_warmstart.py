@@ -13,7 +13,7 @@ import torch
 from repro import warmstart
 from repro.policies import load_policy
 from repro.samplers.torch_sampler import TorchSampler
-from repro.tasks import countdown_tiny as task
+from repro.tasks import arithmetic
 
 CHECKPOINTS = sorted((Path(warmstart.__file__).parent / "checkpoints").iterdir())
 
@@ -50,8 +50,18 @@ def test_the_command_writes_nothing_below_the_target(tmp_path, short, capsys):
     assert not (tmp_path / "x").exists()
 
 
-def test_labels_are_the_response_and_nothing_else():
-    tokens, labels = warmstart.batch(np.random.default_rng(0), 5)
+def test_the_task_option_trains_and_names_that_task(tmp_path, short, monkeypatch):
+    monkeypatch.setattr(warmstart, "TARGET_ACCURACY", 0.0)
+    assert warmstart.main(["--task", "arithmetic", "--seed", "5", "--out", str(tmp_path / "x")]) == 0
+    provenance = json.loads((tmp_path / "x/provenance.json").read_text())
+    assert provenance["task"] == "arithmetic"
+    assert provenance["command"] == "python -m repro.warmstart --task arithmetic --seed 5 --out repro/checkpoints/x"
+    assert load_policy(tmp_path / "x")[1].vocab_size == arithmetic.VOCABULARY
+
+
+@pytest.mark.parametrize("task", warmstart.TASKS.values(), ids=warmstart.TASKS)
+def test_labels_are_the_response_and_nothing_else(task):
+    tokens, labels = warmstart.batch(np.random.default_rng(0), 5, task)
     for row in range(5):
         ids, targets = tokens[row].tolist(), labels[row].tolist()
         end = ids.index(task.EOS)
@@ -69,6 +79,7 @@ def test_the_schedule_rises_then_falls():
 @pytest.mark.parametrize("folder", CHECKPOINTS, ids=lambda folder: folder.name)
 def test_shipped_checkpoints_are_what_their_provenance_says(folder):
     provenance = json.loads((folder / "provenance.json").read_text())
+    task = warmstart.TASKS[provenance["task"]]
     data = (folder / "model.safetensors").read_bytes()
     assert len(data) < 1_000_000
     assert hashlib.sha256(data).hexdigest() == provenance["sha256"]["model.safetensors"]
@@ -79,7 +90,8 @@ def test_shipped_checkpoints_are_what_their_provenance_says(folder):
     sampler.load_weights(state, 0)
     problems = task.held_out_problems()
     accuracy = [
-        warmstart.held_out_accuracy(sampler, problems, torch.Generator().manual_seed(seed)) for seed in (11, 12, 13)
+        warmstart.held_out_accuracy(sampler, problems, torch.Generator().manual_seed(seed), task)
+        for seed in (11, 12, 13)
     ]
     # 768 samples: a standard error of 0.017 around the recorded value, itself one draw of 256.
     assert abs(np.mean(accuracy) - provenance["held_out_accuracy"]) < 0.1
