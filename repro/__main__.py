@@ -121,10 +121,22 @@ def command_plan(arguments: argparse.Namespace) -> int:
     return OK
 
 
+def _take_shipped(plan: Plan, store: Store, rows: dict[str, Row]) -> None:
+    """Cells that some row's shipped data hold need not be computed again."""
+    folders = [ROOT / row.output for row in rows.values() if (ROOT / row.output / "data.csv").exists()]
+    if folders:
+        from repro.restore import restore  # pandas is needed only where there is something to take
+
+        for name, count in restore(store, plan.cells, folders).items():
+            print(f"{count} finished cells taken from paper_figures/{name}")
+
+
 def command_run(arguments: argparse.Namespace) -> int:
     """Compute what is missing, then collect and draw."""
     plan = Plan(arguments)
     store = Store.open(plan.root, plan.header(), fresh=arguments.fresh, create=arguments.command == "run")
+    if arguments.take_shipped:
+        _take_shipped(plan, store, manifest.load(arguments.manifest))
     outcomes = run_cells(
         plan.cells, store, workers=arguments.workers, runner=arguments.runner, command=arguments.command_line
     )
@@ -140,6 +152,17 @@ def command_run(arguments: argparse.Namespace) -> int:
     from repro import publication  # pandas is needed from here on
 
     folder = arguments.out or (plan.published() if plan.whole else plan.root / "figure")
+    publication.collect(store, plan.cells, folder, arguments.command_line)
+    return _draw(plan.row, folder)
+
+
+def command_publish(arguments: argparse.Namespace) -> int:
+    """Collect what is finished of a tier, all or a part of it, and draw."""
+    plan = Plan(arguments)
+    store = Store.open(plan.root, plan.header(), create=False)
+    from repro import publication
+
+    folder = arguments.out or plan.published()
     publication.collect(store, plan.cells, folder, arguments.command_line)
     return _draw(plan.row, folder)
 
@@ -245,6 +268,7 @@ def parser() -> argparse.ArgumentParser:
         ("plan", command_plan, "print the cells of a row and what is left to do; run nothing"),
         ("run", command_run, "compute the missing cells of a row, then draw its figure"),
         ("resume", command_run, "as run, but the store must exist"),
+        ("publish", command_publish, "collect the finished cells of a row, even if some are missing, and draw"),
         ("verify", command_verify, "check stored files and compute the claim from them"),
     ):
         command = add(name, function, text)
@@ -261,6 +285,7 @@ def parser() -> argparse.ArgumentParser:
         if function is command_run:
             command.add_argument("--workers", type=int, help="worker processes (default: one per core)")
             command.add_argument("--no-draw", action="store_true", help="compute only")
+            command.add_argument("--take-shipped", action="store_true", help="take finished cells from shipped data")
             command.add_argument("--fresh", action="store_true", help="move an existing store aside, then start anew")
     command = add("draw", command_draw, "redraw figures from shipped data")
     command.add_argument("row", nargs="?", help="id of a row")

@@ -25,6 +25,7 @@ from repro.store import Store
 DATA, META, CAPTION = "data.csv", "meta.json", "caption.md"
 KERNEL = "rlcorr-repro"
 IDENTIFIERS = ("row", "tier", "variant", "arm", "checkpoint", "seed")
+IN_CELL = ("variant", "arm", "checkpoint", "seed")
 IN_FIGURE = (
     "row", "tier", "arms", "variants", "checkpoints", "seeds", "steps", "commit", "dirty", "command", "data_sha256",
     "versions",
@@ -46,8 +47,16 @@ def table(store: Store, cells: Sequence[Cell]) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def collect(store: Store, cells: Sequence[Cell], folder: Path, command: str) -> None:
-    """Write ``data.csv`` (nine significant digits, as many as a float32 has) and ``meta.json`` into ``folder``."""
+def collect(store: Store, planned: Sequence[Cell], folder: Path, command: str) -> None:
+    """Write ``data.csv`` (nine significant digits, as many as a float32 has) and ``meta.json`` into ``folder``.
+
+    Cells of ``planned`` that are not finished are left out; the record says how many were planned, and which key every
+    finished one has, so that a later run can continue from these files (`repro.restore`). Raises `PublicationError` when
+    none is finished.
+    """
+    cells = [cell for cell in planned if store.status(cell).state == "done"]
+    if not cells:
+        raise PublicationError(f"{store.root}: no cell is finished, nothing to publish")
     data = table(store, cells)
     metas = [store.read(cell)[1] for cell in cells]
     environments = [meta["environment"] for meta in metas]
@@ -72,6 +81,11 @@ def collect(store: Store, cells: Sequence[Cell], folder: Path, command: str) -> 
         "started": min(meta["started"] for meta in metas),
         "finished": max(meta["finished"] for meta in metas),
         "wall_seconds_of_cells": round(sum(meta["wall_seconds"] for meta in metas), 1),
+        "planned_cells": len(planned),
+        "cells": {
+            store.key(cell): {name: getattr(cell, name) for name in IN_CELL} | {"wall_seconds": meta["wall_seconds"]}
+            for cell, meta in zip(cells, metas, strict=True)
+        },
         "data_sha256": file_sha256(folder / DATA),
     }
     write_atomic(folder / META, (json.dumps(record, indent=1) + "\n").encode())

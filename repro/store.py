@@ -3,15 +3,15 @@
 ::
 
     <root>/store.json              schema version, row, tier, trainer and the settings that all cells share
-    <root>/[<variant>-]<arm>-<warm start>-seed<N>-<hash>/
+    <root>/<arm>-<warm start>-seed<N>-<hash>/
         metrics.csv                one row per optimizer step
         meta.json                  written last: the cell is finished exactly when it is there and matches metrics.csv
         checkpoint/                the trainer's own state; an interrupted cell continues from it
         progress.json, log.txt     how far it came; what it printed
         lock                       held (flock) by the process that computes the cell
 
-The hash is sha256 of the canonical JSON of everything that determines the numbers: row, tier, config, trainer and the
-hashes of its input files. Files are written beside their place, flushed and renamed. The kernel drops the lock of a
+The hash is sha256 of the canonical JSON of everything that determines the numbers: config, trainer and the hashes of its
+input files. Files are written beside their place, flushed and renamed. The kernel drops the lock of a
 process that dies, so a stale lock needs no clean-up and two processes can never both take it over. POSIX only (flock).
 """
 
@@ -33,7 +33,6 @@ from repro import metrics
 from repro.errors import LaboratoryError
 from repro.manifest import Cell
 from repro.provenance import file_sha256, write_atomic
-from repro.rows import BASE
 
 SCHEMA = 1
 HEADER, METRICS, META, PROGRESS, LOCK = "store.json", "metrics.csv", "meta.json", "progress.json", "lock"
@@ -142,16 +141,14 @@ class Store:
             raise _explain(error, root) from error
 
     def identity(self, cell: Cell) -> dict[str, Any]:
-        """Everything that determines a cell's numbers."""
-        return {"row": cell.row, "tier": cell.tier, "config": cell.config} | {
-            name: self.header[name] for name in ("runner", "inputs")
-        }
+        """Everything that determines a cell's numbers, and nothing else: rows that need the same run share its key."""
+        inputs = self.header["inputs"].get(cell.config.get("checkpoint"), {})
+        return {"config": cell.config, "runner": self.header["runner"], "inputs": inputs}
 
     def key(self, cell: Cell) -> str:
-        """``[<variant>-]<arm>-<warm start>-seed<N>-<first 16 hex digits of sha256(canonical identity)>``."""
+        """``<arm>-<warm start>-seed<N>-<first 16 hex digits of sha256(canonical identity)>``."""
         digest = hashlib.sha256(canonical(self.identity(cell)).encode()).hexdigest()
-        variant = "" if cell.variant == BASE else f"{cell.variant}-"
-        return f"{variant}{cell.arm}-{cell.checkpoint}-seed{cell.seed}-{digest[:16]}"
+        return f"{cell.arm}-{cell.checkpoint}-seed{cell.seed}-{digest[:16]}"
 
     def folder(self, cell: Cell) -> Path:
         """The cell's own folder; it may not exist yet."""
