@@ -144,8 +144,8 @@ def describe_correction(data: pd.DataFrame, comparisons: int) -> str:
         f"(1 - {ALPHA:g}/{comparisons}) and resamples checkpoints, then the seeds of each, {RESAMPLES} times; p is that of "
         f"the exact sign-flip test over replicates, adjusted by Holm's procedure. With {len(runs)} replicates it cannot fall "
         f"below {sign_flip_floor(len(runs)):.2g}. Replicates of one checkpoint are not independent, which p ignores; the "
-        f"interval resamples checkpoints for that reason; a verdict needs both. With checkpoints alone as units ({checkpoints}) no "
-        f"p could fall below {sign_flip_floor(checkpoints):.2g}. Resampling them shows {1 - 1 / checkpoints:.2f} of the variance "
+        f"interval resamples checkpoints for that reason; a verdict needs both. With checkpoints alone as units "
+        f"({checkpoints}) no p could fall below {sign_flip_floor(checkpoints):.2g}. Resampling them shows {1 - 1 / checkpoints:.2f} of the variance "
         "between checkpoints, so that the intervals are narrower than their nominal level: a verdict describes the runs shown."
     )
 

@@ -71,7 +71,8 @@ class Trainer:
             return self.mismatch.sampler(self.policy_config, **tokens)
         from repro.samplers.vllm_sampler import vllm_sampler_from_config  # needs an environment with vLLM
 
-        config = self.config if self.arm.mismatched else {**self.config, "engine_kv": "", "engine_quantization": ""}
+        exact = {"engine_dtype": "float32", "engine_kv": "", "engine_quantization": ""}
+        config = self.config if self.arm.mismatched else {**self.config, **exact}
         return vllm_sampler_from_config(config, self.policy_config, **tokens)
 
     def restore(self, state: TrainingState) -> None:

@@ -71,7 +71,7 @@ def test_a_variant_replaces_its_settings_and_nothing_else():
         changed = {k for k, v in vars(row.settings).items() if cell.config[k] != v}
         assert changed == {"staleness"} and cell.config["staleness"] == int(cell.variant.removeprefix("lag-"))
     only = row.cells("cpu", variants=["lag-4"], arms=["sc"])
-    assert {cell.name for cell in only} == {f"lag-4/sc countdown_tiny_seed{i} seed 11" for i in range(3)}
+    assert {cell.name for cell in only} == {f"lag-4/sc countdown_tiny_seed{i} seed 10" for i in range(3)}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_unknown_row_lists_the_known_ones():
         ("staleness = 8", "staleness = 0.5", r"variants.lag-8.staleness: expected int, got float"),
         ('better = "sc", worse', 'better = "ppo", worse', r"countdown-fig4: 'ppo' is no condition of it"),
         ('base = "countdown"', 'base = "chess"', r"row countdown-fig4.base: expected one of countdown, .*got 'chess'"),
-        ("[[row]]", "[[rows]]", r"unknown key 'rows'; known: row, settings"),
+        ("[settings.countdown]", "[setting.countdown]", r"unknown key 'setting'; known: row, settings"),
         ("[[row]]", "[[row]", r"not valid TOML"),
         ("[row.check]", "[row.checks]", r"row countdown-fig4: unknown key 'checks'"),
     ],

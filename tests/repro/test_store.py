@@ -22,13 +22,16 @@ HEADER = {
     "row": "r",
     "tier": "tiny",
     "runner": "m:f",
-    "inputs": {"model.safetensors": "ab"},
+    "inputs": {"w0": {"model.safetensors": "ab"}, "w1": {"model.safetensors": "ff"}},
     "settings": {"lr": 0.003, "steps": 4},
 }
 
 
+CONFIG = {"lr": 0.003, "steps": 4, "checkpoint": "w0"}
+
+
 def cell(arm: str = "sc", seed: int = 0, **changes) -> Cell:
-    return Cell("r", "tiny", "base", arm, "w0", seed, {"lr": 0.003, "steps": 4, "arm": arm, "seed": seed, **changes})
+    return Cell("r", "tiny", "base", arm, "w0", seed, {**CONFIG, "arm": arm, "seed": seed, **changes})
 
 
 def rows(steps: int = 4) -> list[dict]:
@@ -45,13 +48,16 @@ def fresh(tmp_path) -> Store:
 def test_the_key_is_readable_and_depends_on_everything_that_determines_the_numbers(fresh, tmp_path):
     base = fresh.key(cell())
     assert base.startswith("sc-w0-seed0-") and len(base) == len("sc-w0-seed0-") + 16
-    assert fresh.key(replace(cell(), variant="lag-2")) == f"lag-2-{base}"
     shuffled = Cell("r", "tiny", "base", "sc", "w0", 0, dict(reversed(cell().config.items())))
     assert fresh.key(shuffled) == base
-    other = Store.open(tmp_path / "other", {**HEADER, "inputs": {"model.safetensors": "cd"}})
+    other = Store.open(tmp_path / "other", {**HEADER, "inputs": {"w0": {"model.safetensors": "cd"}}})
     keys = {base, fresh.key(cell(seed=1)), fresh.key(cell(arm="pg")), fresh.key(cell(lr=0.004)), other.key(cell())}
-    keys.add(fresh.key(replace(cell(), tier="cpu")))
+    keys.add(fresh.key(cell(checkpoint="w1")))
     assert len(keys) == 6
+    # what does not determine the numbers is not in the key: rows and tiers that need the same run share it
+    assert fresh.key(replace(cell(), tier="cpu", row="another", variant="lag-2")) == base
+    unused = Store.open(tmp_path / "unused", {**HEADER, "inputs": {**HEADER["inputs"], "w1": {}}})
+    assert unused.key(cell()) == base
 
 
 def test_canonical_json_is_pinned():
@@ -124,7 +130,7 @@ def test_a_cell_goes_from_missing_to_started_to_done(fresh):
 
 
 def test_a_run_of_the_wrong_length_is_not_stored(fresh):
-    with pytest.raises(StoreError, match="sc seed 0: the trainer returned 3 steps, expected 4"):
+    with pytest.raises(StoreError, match="sc w0 seed 0: the trainer returned 3 steps, expected 4"):
         fresh.write(cell(), rows(3), {})
     assert fresh.status(cell()).state == "missing"
 
@@ -216,7 +222,7 @@ def test_a_changed_digit_is_damage(fresh):
     fresh.write(cell(), rows(), {})
     path = fresh.folder(cell()) / "metrics.csv"
     path.write_bytes(path.read_bytes().replace(b"0.1,", b"0.9,"))
-    with pytest.raises(StoreError, match="truncated or changed .* move the folder sc-seed0-.* and resume"):
+    with pytest.raises(StoreError, match="truncated or changed .* move the folder sc-w0-seed0-.* and resume"):
         fresh.read(cell())
 
 
@@ -249,7 +255,7 @@ def test_a_live_process_keeps_its_cell_and_is_named(fresh):
     process = hold(fresh)
     try:
         with (
-            pytest.raises(StoreError, match=f"sc seed 0 is being computed by process {process.pid}"),
+            pytest.raises(StoreError, match=f"sc w0 seed 0 is being computed by process {process.pid}"),
             fresh.lock(cell(), wait=0.1),
         ):
             pass
