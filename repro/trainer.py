@@ -173,7 +173,18 @@ class Trainer:
             before = found.logits if before is None else before
             updates.append(found)
             policy = self.optimizer.step(policy, found.values)
+        if self.arm.anchored and updates[0].oracle_error is not None:
+            self._confirm_anchor(rollout, batch.logp_anchor, where)
         return policy, before, updates
+
+    def _confirm_anchor(self, rollout: Rollout, anchor: Tensor, where: Mapping[str, Any]) -> None:
+        """The anchor must be, bit for bit, what the weights before the first update give: no update may have moved it."""
+        again = evaluate(self.policy, self.policy_config, rollout, torch.arange(len(anchor)), where)
+        if not torch.equal(self._token_logp(again, rollout), anchor):
+            raise TrainingDiverged(
+                f"logp_anchor: changed during the updates of step {where['step']} of arm {where['arm']!r}; an update wrote "
+                "into the policy or the batch in place - optimizers must return new tensors"
+            )
 
     def _gradient(self, policy, rollout, batch, rows, checked, where, denominator) -> Gradient:
         """The arm's gradient on ``rows``, after its control has changed its length."""

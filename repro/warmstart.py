@@ -52,11 +52,11 @@ def batch(rng: np.random.Generator, size: int, task: ModuleType = countdown_tiny
 def held_out_accuracy(
     sampler: TorchSampler, problems: list, generator: torch.Generator, task: ModuleType = countdown_tiny
 ) -> float:
-    """Fraction of ``problems`` solved by one response each, sampled at temperature 1 from the sampler's policy."""
+    """Share of correct responses to ``problems``, ``task.EVALUATION_SAMPLES`` each, sampled at temperature 1."""
     prompts = torch.tensor([task.prompt(problem) for problem in problems])
-    rollout = sampler.generate(prompts, 1, task.MAX_RESPONSE, 1.0, generator, 0)
-    responses = rollout.tokens.tolist()
-    return float(np.mean([task.check(p, r).correct for p, r in zip(problems, responses, strict=True)]))
+    rollout = sampler.generate(prompts, task.EVALUATION_SAMPLES, task.MAX_RESPONSE, 1.0, generator, 0)
+    indices, responses = rollout.prompt_index.tolist(), rollout.tokens.tolist()
+    return float(np.mean([task.check(problems[i], r).correct for i, r in zip(indices, responses, strict=True)]))
 
 
 def learning_rate(step: int, horizon: int) -> float:

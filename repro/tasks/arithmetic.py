@@ -42,6 +42,7 @@ MAX_SLIPS = 2
 SLIP_PROBABILITY = 0.7
 HELD_OUT_SHARE = 8  # one problem in eight belongs to the held-out side
 HELD_OUT_SEED = 30_000
+EVALUATION_SAMPLES = 4  # responses to each held-out problem: the held-out accuracy is avg@4
 
 _PART = re.compile(r"[0-9]+|[-+*]")
 

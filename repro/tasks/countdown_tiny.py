@@ -29,6 +29,7 @@ MAX_ATTEMPTS = 6
 MAX_RESPONSE = MAX_ATTEMPTS * ATTEMPT_LENGTH + (MAX_ATTEMPTS - 1) + 1
 HELD_OUT_SHARE = 8  # one problem in eight belongs to the held-out side
 HELD_OUT_SEED = 20_000
+EVALUATION_SAMPLES = 1  # responses to each held-out problem
 WRONG_ATTEMPT_PROBABILITY = 0.7
 
 

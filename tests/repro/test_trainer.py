@@ -204,17 +204,30 @@ def test_two_updates_per_rollout_use_three_policies():
     }
     rows = run_cell(cell("grpo_tis", steps=3, oracle_every=1, **changes))
     assert all(row["oracle_error"] < 5e-6 for row in rows)
-    anchors = []
-    trainer = Trainer(
-        cell("grpo", **changes), loss=lambda z, b, d: (anchors.append(b.logp_anchor), correction_loss(z, b, d))[1]
-    )
-    trainer.run_step()
-    current = torch.log_softmax(trainer_logits(trainer), -1)
-    assert len(anchors) >= 2 and torch.isfinite(current).all()
+    # The anchor is the policy before the first update; by the second part of the batch the trainer has left it.
+    seen = []
+
+    def loss(logits, batch, definition):
+        logp = torch.log_softmax(logits.detach(), -1).gather(-1, batch.tokens[..., None])[..., 0]
+        seen.append(float((logp - batch.logp_anchor).abs().where(batch.mask, 0.0).max()))
+        return correction_loss(logits, batch, definition)
+
+    Trainer(cell("grpo", **changes), loss=loss).run_step()
+    assert seen[0] == 0.0 and seen[-1] > 1e-4
 
 
-def trainer_logits(trainer):
-    return forward(trainer.policy, trainer.policy_config, torch.zeros((1, 4), dtype=torch.int64))
+def test_an_update_in_place_cannot_move_the_anchor_unseen():
+    trainer = Trainer(cell("grpo", updates_per_rollout=2, optimizer="adamw", lr=1e-3))
+
+    class InPlace(Optimizer):
+        def step(self, policy, gradients):
+            for name, value in policy.items():
+                value.data.sub_(0.01 * gradients[name])
+            return policy
+
+    trainer.optimizer = InPlace("sgd", 0.01)
+    with pytest.raises(TrainingDiverged, match="logp_anchor: changed during the updates of step 1 of arm 'grpo'"):
+        trainer.run_step()
 
 
 def test_adamw_is_torchs_and_resumes(tmp_path):
