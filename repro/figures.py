@@ -1,103 +1,58 @@
-"""Figures of training runs: accuracy of sampler and trainer, and the four curves that say how a run is doing.
+"""Figures of training runs: `figure_for` takes a row of the manifest and the long table of its ``data.csv``.
 
-`training_figure` takes the long table of ``data.csv`` and returns a matplotlib figure; `save` writes SVG and PNG whose
-bytes depend on the data and the record alone (fixed hash salt, no dates), with the record embedded. Colours are the
-Okabe-Ito set, which stays apart under the common colour-vision deficiencies; arms also differ in line style.
+A row with one variant gets curves, a dot plot of all arms and the fraction not collapsed; a row with several variants gets
+one column per variant; a row of constant rewards gets what a drift destroys. `save` writes SVG and PNG whose bytes depend on
+the data and the record alone (fixed hash salt, no dates), with the record embedded.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import textwrap
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import matplotlib
-import numpy as np
 import pandas as pd
-import seaborn
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
+from repro import figure_panels as panels
+from repro.arms import ARMS
+from repro.claims import complete, extent, replicates
+from repro.figure_layouts import SMALL_PANELS, arms_figure, constant_figure, layout_of
+from repro.figure_styles import STYLES, FigureDataError, house_style
 from repro.provenance import embed, write_atomic
-from repro.statistics import moving_average
+from repro.rows import Row
 
-SMOOTHING = 10  # steps of the moving average, as in the paper's figures
+__all__ = ["ORACLE_LIMIT", "STYLES", "FigureDataError", "check_data", "figure_for", "house_style", "largest_oracle_error",
+           "note", "save", "shown"]  # fmt: skip
+
 ORACLE_LIMIT = 2e-5  # largest row-scaled gradient error at which a run may continue
-
-
-class Style(NamedTuple):
-    """How an arm looks in every panel."""
-
-    label: str
-    colour: str
-    dashes: str | tuple[int, tuple[float, ...]]
-    marker: str
-
-
-STYLES = {
-    "onpolicy": Style("on-policy control", "#000000", (0, (1, 1.2)), "s"),
-    "pg": Style("PG", "#D55E00", "solid", "o"),
-    "tis": Style("TIS (cap 2)", "#E69F00", (0, (5, 1.5)), "^"),
-    "sc": Style("SC", "#0072B2", (0, (7, 1.5, 1.2, 1.5)), "D"),
-    "tis_sc": Style("TIS + SC", "#009E73", (0, (3, 1)), "v"),
-}
-SMALL_PANELS = (
-    ("kl_sampler_trainer", r"KL$(q\,\|\,p)$ [nats/token]", "linear"),
-    ("ess", "effective sample size [fraction]", "linear"),
-    ("eos_rate", "responses that end [fraction]", "linear"),
-    ("grad_norm", "gradient norm", "log"),
-)
-REQUIRED = ("arm", "seed", "step", "train_accuracy", "heldout_accuracy_trainer", "oracle_error") + tuple(
-    name for name, _, _ in SMALL_PANELS
-)
-RC = {
-    "font.family": "DejaVu Sans",
-    "font.size": 8.5,
-    "axes.titlesize": 9.5,
-    "axes.labelsize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e6e6e6",
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "lines.solid_capstyle": "round",
-    "svg.hashsalt": "rlcorr",
-    "svg.fonttype": "path",
-    "path.simplify_threshold": 0.25,
-}
-
-
-class FigureDataError(ValueError):
-    """Data that cannot be drawn: a missing column, an unknown arm, no rows."""
-
-
-@contextmanager
-def house_style() -> Iterator[None]:
-    """Matplotlib's defaults, seaborn's "ticks" style and `RC`: a reader's own matplotlibrc does not change the figure."""
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(seaborn.axes_style("ticks"))
-        matplotlib.rcParams.update(RC)
-        yield
+REQUIRED = ("arm", "seed", "step", "train_accuracy", "heldout_accuracy_trainer", "oracle_error", *SMALL_PANELS)
+QUANTISED = ("weights", "activations", "kv")
 
 
 def check_data(data: pd.DataFrame) -> None:
-    """Raise `FigureDataError` unless ``data`` has every column and only arms with a style."""
+    """Raise `FigureDataError` unless ``data`` has every column, rows, and only arms of the laboratory."""
     missing = [name for name in REQUIRED if name not in data.columns]
     if missing:
         raise FigureDataError(f"data: missing column {missing[0]!r}; has {', '.join(data.columns)}")
     if data.empty:
         raise FigureDataError("data: expected at least one row")
-    unknown = sorted(set(data["arm"]) - set(STYLES))
+    unknown = sorted(set(data["arm"]) - set(ARMS))
     if unknown:
-        raise FigureDataError(f"data: arm {unknown[0]!r} has no style; known: {', '.join(STYLES)}")
+        raise FigureDataError(f"data: unknown arm {unknown[0]!r}; known: {', '.join(ARMS)}")
+
+
+def shown(row: Row, data: pd.DataFrame) -> pd.DataFrame:
+    """``data`` without the tuning seeds, on which the row's settings were chosen; the rest must not be empty."""
+    kept = complete(data[~data["seed"].isin(row.tuning_seeds)])
+    if kept.empty and not data.empty:
+        seeds = ", ".join(map(str, sorted(set(data["seed"]))))
+        raise FigureDataError(
+            f"data: every seed ({seeds}) is a tuning seed of {row.id}, and figures show none of those"
+        )
+    return kept
 
 
 def largest_oracle_error(data: pd.DataFrame) -> float | None:
@@ -106,83 +61,18 @@ def largest_oracle_error(data: pd.DataFrame) -> float | None:
     return None if errors.empty else float(errors.max())
 
 
-def _smooth(column: pd.Series) -> pd.Series:
-    measured = column.dropna()
-    return pd.Series(moving_average(measured, SMOOTHING), measured.index)
-
-
-def _curves(axes: Axes, data: pd.DataFrame, metric: str, *, smooth: bool) -> None:
-    """Every seed as a thin line and the mean over seeds as a thick one, per arm."""
-    for arm, style in STYLES.items():
-        table = data[data["arm"] == arm].pivot(index="step", columns="seed", values=metric).dropna(how="all")
-        if table.empty:
-            continue
-        if smooth:
-            table = table.apply(_smooth)
-        marker = {} if smooth else {"marker": style.marker, "markersize": 4.5}
-        for seed in table.columns:
-            axes.plot(table.index, table[seed], color=style.colour, linewidth=0.6, alpha=0.45)
-        # the mean is drawn where every seed has a value, so that a shorter run does not bend it
-        mean = table.dropna().mean(axis=1)
-        axes.plot(mean.index, mean, color=style.colour, linestyle=style.dashes, linewidth=1.9, **marker)
-
-
 @house_style()
-def training_figure(data: pd.DataFrame, title: str, note: str = "") -> Figure:
-    """Two large panels (sampler accuracy, held-out trainer accuracy) over four small ones, legend above.
+def figure_for(row: Row, data: pd.DataFrame) -> Figure:
+    """The figure of ``row`` from ``data``, one row per variant, arm, checkpoint, seed and step with the columns `REQUIRED`.
 
-    data: one row per arm, seed and step with the columns `REQUIRED`; empty held-out fields between evaluations.
-    ``note`` is printed below the panels.
+    Held-out fields are empty between evaluations. Tuning seeds are left out. Raises `FigureDataError`.
     """
     check_data(data)
-    figure = Figure(figsize=(9.6, 6.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(3, 4, height_ratios=(0.1, 1.75, 1))
-    train, heldout = figure.add_subplot(grid[1, :2]), figure.add_subplot(grid[1, 2:])
-    _curves(train, data, "train_accuracy", smooth=True)
-    train.set_title(f"Sampler accuracy in training ({SMOOTHING}-step moving average)", loc="left")
-    _curves(heldout, data, "heldout_accuracy_trainer", smooth=False)
-    heldout.set_title("Trainer accuracy on held-out problems", loc="left")
-    top = 1.08 * max(_top(train), _top(heldout))
-    for axes in (train, heldout):
-        axes.set_ylim(0, max(top, 0.05))
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        axes.set_ylabel("correct responses [%]")
-    first, last = data["step"].min(), data["step"].max()
-    padding = 0.02 * max(last - first, 1)
-    smalls = []
-    for column, (metric, label, scale) in enumerate(SMALL_PANELS):
-        axes = figure.add_subplot(grid[2, column])
-        if scale == "log" and (data[metric].dropna() > 0).all():  # a dead run has exact zeros: those need a linear axis
-            axes.set_yscale("log")
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7), numticks=15))
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:g}"))
-            axes.yaxis.set_minor_locator(NullLocator())
-        _curves(axes, data, metric, smooth=True)
-        axes.set_title(label, loc="left", fontsize=8.5)
-        smalls.append(axes)
-    for axes in smalls[1:3]:
-        axes.set_ylim(0, 1.05)
-    smalls[0].set_ylim(bottom=min(0.0, smalls[0].get_ylim()[0]))
-    for axes in (train, heldout, *smalls):
-        axes.set_xlabel("optimizer step")
-        axes.set_xlim(first - padding, last + padding)
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    handles = [
-        Line2D(
-            [], [], color=s.colour, linestyle=s.dashes, marker=s.marker, markersize=4.5, linewidth=1.9, label=s.label
-        )
-        for arm, s in STYLES.items()
-        if arm in set(data["arm"])
-    ]
-    figure.suptitle(title, x=0.008, ha="left", fontsize=11, fontweight="bold")
-    header = figure.add_subplot(grid[0, :])  # a row of its own keeps the legend off the data and off the title
-    header.set_axis_off()
-    header.legend(
-        handles=handles, loc="center left", ncols=len(handles), handlelength=3.4, columnspacing=2.0, borderpad=0
-    )
-    if note:
-        figure.supxlabel(note, x=0.008, ha="left", fontsize=7.5, color="#444444")
+    data = shown(row, data)
+    figure = layout_of(row, data)(row, data)
+    figure.suptitle(row.title, x=0.008, ha="left", fontsize=11, fontweight="bold")
+    text = textwrap.fill(note(row, data), 166)
+    figure.supxlabel(text, x=0.008, ha="left", fontsize=7.5, color="#444444")
     _freeze_layout(figure)
     return figure
 
@@ -196,22 +86,33 @@ def _freeze_layout(figure: Figure) -> None:
         axes.set_position([round(value, 4) for value in axes.get_position().bounds])
 
 
-def _top(axes: Axes) -> float:
-    values = [line.get_ydata() for line in axes.get_lines()]
-    return float(np.nanmax(np.concatenate(values))) if values else 0.0
-
-
-def note(data: pd.DataFrame) -> str:
-    """The line below the panels: number of seeds, what is simulated, agreement with the reference gradient."""
-    seeds = data["seed"].nunique()
-    error = largest_oracle_error(data)
+def note(row: Row, data: pd.DataFrame) -> str:
+    """The lines below the panels: number of runs, what is drawn how, what is simulated, agreement with the reference."""
+    error, layout = largest_oracle_error(data), layout_of(row, data)
+    smoothing = panels.smoothing_of(int(data["step"].max()))
+    drawn = "thin lines are single runs, thick lines their mean over warm starts of the mean over seeds"
+    if layout is not constant_figure:
+        drawn = (
+            "thin lines and hollow marks are single runs, thick lines and dots their mean over warm starts of the mean over "
+            "seeds, bars 95% intervals (warm starts and seeds resampled), the dashed line is the threshold of collapse"
+        )
+    raw = ", held-out accuracies are not" if layout is arms_figure else ""
+    average = f" Curves are {smoothing}-step moving averages{raw}." if smoothing > 1 else ""
+    quantised = " Quantisation is simulated." if _simulated(row, data) else ""
     oracle = (
         "Gradients were not compared with the reference."
         if error is None
         else f"Largest gradient error against the float64 reference: {error:.1e} (limit {ORACLE_LIMIT:.0e})."
     )
-    arms = f"{seeds} {'seed' if seeds == 1 else 'seeds'} per arm: thin lines single seeds, thick lines their mean."
-    return f"{arms} Quantisation is simulated. {oracle}"
+    return f"{extent(replicates(data))} per condition: {drawn}.{average}{quantised} {oracle}"
+
+
+def _simulated(row: Row, data: pd.DataFrame) -> bool:
+    """Whether a condition of ``data`` has a sampler of simulated formats."""
+    tiers = [row.tiers[name].settings for name in dict.fromkeys(data.get("tier", [])) if name in row.tiers]
+    variants = [row.variants.get(name, {}) for name in dict.fromkeys(complete(data)["variant"])]
+    settings = [{**vars(row.settings), **tier, **variant} for tier in tiers or [{}] for variant in variants]
+    return any(one["engine"] == "torch" and any(one[name] for name in QUANTISED) for one in settings)
 
 
 @house_style()

@@ -108,7 +108,7 @@ def test_the_executed_notebook_shows_figure_claim_and_caption(drawn):
     notebook = json.loads((drawn / "countdown_fig4.ipynb").read_text())
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
     assert notebook["metadata"]["papermill"]["parameters"] == {
-        "row": "countdown-fig4", "tier": "tiny", "data": "data.csv", "output": ".", "width": 860
+        "row": "countdown-fig4", "tier": "tiny", "data": "data.csv", "output": "."
     }  # fmt: skip
     outputs = json.dumps([cell.get("outputs") for cell in notebook["cells"]])
     assert "image/png" in outputs and "ends above pg by more than 0.05" in outputs and "claim: " in outputs
