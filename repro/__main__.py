@@ -14,9 +14,10 @@ from typing import Any
 from repro import manifest
 from repro.errors import LaboratoryError
 from repro.executors import RUNNER, Interrupted, run_cells
-from repro.manifest import Cell, Row
+from repro.manifest import Row
+from repro.plan import Plan, UsageError
 from repro.progress import duration
-from repro.provenance import ROOT, command_line, file_sha256, portable, read_figure
+from repro.provenance import ROOT, command_line, portable, read_figure
 from repro.store import Store
 
 EPILOG = """exit status:
@@ -27,57 +28,6 @@ EPILOG = """exit status:
 stores live in repro/runs/<row>/<tier>/ unless --store says otherwise; results of a whole tier go to the row's folder in
 paper_figures/, those of a run with --steps or of a part of the cells to the folder 'figure' in its store."""
 OK, FAILED, REFUSED = 0, 1, 2
-
-
-class UsageError(LaboratoryError):
-    """A request that cannot be carried out."""
-
-
-def _inputs(checkpoints: Sequence[str]) -> dict[str, dict[str, str]]:
-    """sha256 of the files that the cells start from, by warm start; they are part of every key."""
-    hashes: dict[str, dict[str, str]] = {}
-    for checkpoint in checkpoints:
-        files = [ROOT / checkpoint / name for name in ("config.json", "model.safetensors")]
-        for path in files:
-            if not path.is_file():
-                raise UsageError(
-                    f"{portable(str(path))}: the warm start is missing; make it with "
-                    f"`python -m repro.warmstart --seed N --out {checkpoint}`"
-                )
-        hashes[checkpoint] = {path.name: file_sha256(path) for path in files}
-    return hashes
-
-
-class Plan:
-    """A row, its cells under the given overrides, and the store they belong to."""
-
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        self.row = manifest.find(manifest.load(arguments.manifest), arguments.row)
-        self.tier_name = arguments.tier
-        self.tier = self.row.tier(arguments.tier)
-        self.cells: list[Cell] = self.row.cells(
-            arguments.tier, variants=arguments.variants, arms=arguments.arms, seeds=arguments.seeds,
-            checkpoints=arguments.checkpoints, steps=arguments.steps,
-        )  # fmt: skip
-        if not self.cells:
-            raise UsageError(f"row {self.row.id}: no cell has all of the chosen variants, arms and warm starts")
-        self.whole = self.cells == self.row.cells(arguments.tier)
-        self.root: Path = arguments.store or ROOT / "repro" / "runs" / self.row.id / self.tier_name
-        self._runner = arguments.runner
-
-    def header(self) -> dict[str, Any]:
-        """What the store must have been written for."""
-        return {
-            "row": self.row.id,
-            "tier": self.tier_name,
-            "runner": self._runner,
-            "inputs": _inputs(self.tier.checkpoints),
-            "settings": {**vars(self.row.settings), **self.tier.settings, "steps": self.cells[0].config["steps"]},
-        }
-
-    def published(self) -> Path:
-        """Where figures of this row lie in the checkout."""
-        return ROOT / self.row.output
 
 
 def command_list(arguments: argparse.Namespace) -> int:
@@ -212,9 +162,12 @@ def command_draw(arguments: argparse.Namespace) -> int:
     """Redraw from shipped data."""
     rows = manifest.load(arguments.manifest)
     if arguments.all == (arguments.row is not None):
-        raise UsageError("draw: name one row, or give --all")
-    from repro import publication
+        raise UsageError("draw: name one row or figure, or give --all")
+    from repro import other_figures, publication
 
+    others = other_figures.drawers()
+    if arguments.row in others:
+        return _draw_other(arguments.row, others[arguments.row], arguments.out)
     chosen = list(rows.values()) if arguments.all else [manifest.find(rows, arguments.row)]
     status = OK
     for row in chosen:
@@ -230,7 +183,16 @@ def command_draw(arguments: argparse.Namespace) -> int:
                 shutil.copyfile(folder / name, target / name)
             folder = target
         status = max(status, _draw(row, folder))
+    if arguments.all and arguments.manifest == manifest.MANIFEST:
+        for name, drawer in others.items():
+            _draw_other(name, drawer, arguments.out / name if arguments.out else None)
     return status
+
+
+def _draw_other(name: str, drawer: Callable[[Path | None], Path], out: Path | None) -> int:
+    notebook = drawer(out)
+    print(f"{name}: drawn, see {portable(str(notebook.parent))}")
+    return OK
 
 
 def _draw(row: Row, folder: Path) -> int:

@@ -12,7 +12,7 @@ from repro.tasks import arithmetic, countdown_tiny
 TASKS: dict[str, ModuleType] = {"countdown_tiny": countdown_tiny, "arithmetic": arithmetic}
 ENGINES = ("torch", "vllm")
 OPTIMIZERS = ("sgd", "adamw")
-ADVANTAGES = ("mean", "mean_std")
+ADVANTAGES = ("mean", "mean_std", "raw", "raw01")
 AGGREGATIONS = ("seq-mean-token-sum", "token-mean")
 
 # ``weights``, ``activations`` and ``kv`` are the torch sampler's simulated formats ("" for none): together they start at

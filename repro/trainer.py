@@ -140,11 +140,18 @@ class Trainer:
         return torch.tensor([self.task.reward(problems[i], r) for i, r in zip(indices, responses, strict=True)])
 
     def _advantages(self, groups: Tensor) -> Tensor:
-        """[B] from rewards [groups, samples]: centred on the group's mean; a constant where the arm is such a control."""
+        """[B] from rewards [groups, samples], by the setting ``advantage``; a constant where the arm is such a control.
+
+        "mean": minus the group's mean; "mean_std": that over the group's deviation; "raw": the reward itself; "raw01": 1
+        for a positive reward, else 0.
+        """
+        kind = self.config["advantage"]
         if self.arm.control.constant is not None:
             return torch.full((groups.numel(),), self.arm.control.constant)
+        if kind.startswith("raw"):
+            return (groups if kind == "raw" else (groups > 0).to(groups.dtype)).flatten()
         advantages = groups - groups.mean(dim=1, keepdim=True)
-        if self.config["advantage"] == "mean_std":
+        if kind == "mean_std":
             advantages = advantages / (groups.std(dim=1, keepdim=True) + 1e-6)
         return advantages.flatten()
 

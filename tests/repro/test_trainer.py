@@ -194,6 +194,16 @@ def test_a_constant_reward_moves_every_row():
         torch.testing.assert_close(minus[name], -value, rtol=1e-2, atol=2e-3)
 
 
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("mean", [4 / 3, -2 / 3, -2 / 3]), ("mean_std", [2 / 3**0.5, -1 / 3**0.5, -1 / 3**0.5]), ("raw", [1, -1, -1]),
+     ("raw01", [1, 0, 0])],
+)  # fmt: skip
+def test_advantages_from_rewards(kind, expected):
+    found = Trainer(cell("pg", advantage=kind))._advantages(torch.tensor([[1.0, -1.0, -1.0]]))
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float32), rtol=0, atol=2e-6)
+
+
 def test_two_updates_per_rollout_use_three_policies():
     changes = {
         "updates_per_rollout": 2,
@@ -360,7 +370,7 @@ def test_a_sampler_without_a_head_is_refused():
         ({"task": "chess"}, "task: expected one of countdown_tiny, arithmetic, got 'chess'"),
         ({"engine": "sglang"}, "engine: expected one of torch, vllm"),
         ({"optimizer": "lion"}, "optimizer: expected one of sgd, adamw"),
-        ({"advantage": "rank"}, "advantage: expected one of mean, mean_std"),
+        ({"advantage": "rank"}, "advantage: expected one of mean, mean_std, raw, raw01"),
         ({"aggregation": "token-sum"}, "aggregation: expected one of seq-mean-token-sum, token-mean"),
         ({"arm": "grpo", "updates_per_rollout": 4}, "updates_per_rollout: 6 prompts cannot be divided among 4"),
         ({"updates_per_rollout": 2}, "arm 'sc' forms its ratios against the sampler; an anchored arm is needed: grpo"),
