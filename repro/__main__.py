@@ -168,6 +168,8 @@ def command_draw(arguments: argparse.Namespace) -> int:
     others = other_figures.drawers()
     if arguments.row in others:
         return _draw_other(arguments.row, others[arguments.row], arguments.out)
+    if arguments.row is not None and arguments.row not in rows:
+        raise UsageError(f"draw {arguments.row!r}: known rows and figures: {', '.join([*rows, *others])}")
     chosen = list(rows.values()) if arguments.all else [manifest.find(rows, arguments.row)]
     status = OK
     for row in chosen:

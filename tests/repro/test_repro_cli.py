@@ -121,13 +121,16 @@ def test_draw_all_from_shipped_data_into_another_folder(capsys, request_, tmp_pa
 
 
 def test_a_claim_that_fails_is_exit_status_one(capsys, request_, tmp_path):
+    """Twelve replicates, because fewer than six can reject nothing."""
     manifest = tmp_path / "manifest.toml"
     turned = MANIFEST.read_text().replace('better = "sc", worse = "pg"', 'better = "pg", worse = "sc"')
     manifest.write_text(turned)
-    assert cli.main(["run", *request_("--no-draw", "--arms", "sc", "pg")]) == 0
-    verify = ["verify", *request_("--arms", "sc", "pg", "--out", str(tmp_path / "none"))]
+    part = ["--arms", "sc", "pg", "--seeds", "0", "1", "2", "3"]
+    assert cli.main(["run", *request_("--no-draw", *part)]) == 0
+    verify = ["verify", *request_(*part, "--out", str(tmp_path / "none"))]
     assert cli.main(verify) == 0
-    assert "claim UNDERPOWERED" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "store: HOLDS: sc ends above pg" in text and "claim UNDERPOWERED" in text  # the other arms were not run
     assert cli.main([*verify, "--manifest", str(manifest)]) == 1
     assert "store: FAILS: pg ends above sc" in capsys.readouterr().out
 
@@ -149,9 +152,9 @@ def test_a_failing_cell_is_exit_status_one(capsys, request_, monkeypatch):
         (["run", "countdown-fig4", "--workers", "0"], "workers: expected at least 1"),
         (["resume", "countdown-fig4"], "no store here"),
         (["verify", "countdown-fig4", "--out", "no/such/folder"], "neither a store at"),
-        (["draw"], "name one row, or give --all"),
-        (["draw", "countdown-fig4", "--all"], "name one row, or give --all"),
-        (["draw", "fig9"], "known rows"),
+        (["draw"], "name one row or figure, or give --all"),
+        (["draw", "countdown-fig4", "--all"], "name one row or figure, or give --all"),
+        (["draw", "fig9"], "known rows and figures: countdown-fig4, "),
         (["figure-info", "no-such.png"], "readable figure file"),
         (["list", "--manifest", "no-such.toml"], "expected a readable manifest"),
     ],
