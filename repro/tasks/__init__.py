@@ -2,4 +2,5 @@
 
 ``countdown``       the official form: four numbers up to 100, chat prompt, answer tags.
 ``countdown_tiny``  three numbers up to 12 over a 73-token vocabulary, with retries, for policies of 0.1 M parameters.
+``arithmetic``      six one-digit numbers in characters, worked step by step, answers judged by math-verify.
 """
