@@ -27,7 +27,8 @@ from repro.claims import (
     overall,
     replicates,
 )
-from repro.figures import ORACLE_LIMIT, STYLES, largest_oracle_error
+from repro.figure_styles import label as arm_label
+from repro.figures import ORACLE_LIMIT, largest_oracle_error
 from repro.rows import Check, Row, checkpoint_name, settings_of
 from repro.statistics import RESAMPLES, sign_flip_floor
 from repro.survival import survivals
@@ -36,7 +37,7 @@ from repro.survival import survivals
 def label(condition: str) -> str:
     """The name of ``condition`` as the legend writes it, with its variant in front when it has one."""
     variant, _, arm = condition.rpartition("/")
-    name = STYLES[arm].label if arm in STYLES else arm
+    name = arm_label(arm)
     return f"{variant}: {name}" if variant else name
 
 
@@ -145,9 +146,16 @@ def describe_correction(data: pd.DataFrame, comparisons: int) -> str:
         f"the exact sign-flip test over replicates, adjusted by Holm's procedure. With {len(runs)} replicates it cannot fall "
         f"below {sign_flip_floor(len(runs)):.2g}. Replicates of one checkpoint are not independent, which p ignores; the "
         f"interval resamples checkpoints for that reason; a verdict needs both. With checkpoints alone as units "
-        f"({checkpoints}) no p could fall below {sign_flip_floor(checkpoints):.2g}. Resampling them shows {1 - 1 / checkpoints:.2f} of the variance "
-        "between checkpoints, so that the intervals are narrower than their nominal level: a verdict describes the runs shown."
+        f"({checkpoints}) no p could fall below {sign_flip_floor(checkpoints):.2g}. Resampling them shows "
+        f"{1 - 1 / checkpoints:.2f} of the variance between checkpoints, so that the intervals are narrower than their nominal "
+        "level: a verdict describes the runs shown."
     )
+
+
+def _missing(meta: Mapping[str, Any]) -> str:
+    """How much of the tier these data are, when they are not all of it."""
+    finished, planned = len(meta.get("cells", {})), meta.get("planned_cells", 0)
+    return f", {finished} of the {planned} runs that this tier plans" if finished < planned else ""
 
 
 def caption(row: Row, data: pd.DataFrame, meta: Mapping[str, Any]) -> str:
@@ -169,10 +177,10 @@ def caption(row: Row, data: pd.DataFrame, meta: Mapping[str, Any]) -> str:
     lines = [
         f"**{row.title}** ({row.figure}; tier {meta['tier']}).",
         "",
-        f"Measured: {len(conditions(data))} conditions x {extent(runs)} x {meta['steps']} steps. The large panels show the "
-        f"accuracy of the samples that train (sampler q) and of the trainer p on {settings['eval_problems']} held-out "
-        "problems; the small ones KL(q||p), the effective sample size of the raw ratios p/q, the share of responses that "
-        "end, and the gradient's norm.",
+        f"Measured: {len(conditions(data))} conditions x {extent(runs)} x {meta['steps']} steps{_missing(meta)}. The large "
+        f"panels show the accuracy of the samples that train (sampler q) and of the trainer p on {settings['eval_problems']} "
+        "held-out problems; the small ones KL(q||p), the effective sample size of the raw ratios p/q, the share of responses "
+        "that end, and the gradient's norm.",
         "",
         f"Warm starts: {', '.join(dict.fromkeys(replicate.checkpoint for replicate in runs))}. "
         + describe_seeds({replicate.seed for replicate in runs}, row.tuning_seeds),

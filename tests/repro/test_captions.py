@@ -106,7 +106,7 @@ def test_the_published_ordering_is_compared_pair_by_pair():
     assert "[98.33% interval]" in lines[0]
     assert lines[2].startswith("| SC above TIS + SC | -0.100 [") and lines[2].endswith("| no |")
     assert lines[3].startswith("| TIS + SC above PG | +0.550 [") and lines[3].endswith("| yes |")
-    assert lines[4] == "| PG above mis | not run: mis | not separable here |"
+    assert lines[4] == "| PG above MIS [0.5, 5] | not run: mis | not separable here |"
     (*_, undecided) = captions.ordering_table(data, ("sc", "tis"), "train_accuracy", 20).splitlines()
     assert undecided.startswith("| SC above TIS (cap 2) | ") and undecided.endswith("| not separable here |")
     assert captions.ordering_table(data, ("sc",), "train_accuracy", 20) == ""
