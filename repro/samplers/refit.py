@@ -146,9 +146,11 @@ def _judge(report: RefitReport, tolerance: float) -> None:
             f"refit: stale prefix cache - rows read through it lie {report.cache_distance:.3g} nats from those computed "
             f"from the weights; it was not emptied after the update. {report}"
         )
-    if report.verdict == "refitted" and report.share < 0.5:
-        raise RefitError(f"refit: the engine still answers with the old weights; the update did not reach it. {report}")
+    # Four standard errors: the rounding of a quantised engine is the same on every probe row and not in the error. A run in
+    # int8 came to a share of 0.44 +- 0.06 with nothing broken; old weights come to 0, and stay below one half.
     followed = report.share + 4 * report.share_error
+    if report.verdict == "refitted" and followed < 0.5:
+        raise RefitError(f"refit: the engine still answers with the old weights; the update did not reach it. {report}")
     if report.verdict == "refitted" and report.distance_new > limit and followed < 1:
         raise RefitError(
             f"refit: the engine took the new weights over in part only; a tied or packed matrix kept its old values. {report}"
