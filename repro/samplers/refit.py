@@ -130,7 +130,10 @@ def check_refit(
     else:
         old = torch.log_softmax(forward(previous, config, probe)[:, -1], dim=-1)
         share, error = share_of_movement(engine, old, new)
-        verdict = "refitted" if error <= RESOLUTION else "unresolved"
+        # Neither clearly behind nor mostly there says nothing yet: the comparison stays with these older weights, from which
+        # the next updates lead further away.
+        decided = share >= 0.5 or share + 4 * error < 0.5
+        verdict = "refitted" if error <= RESOLUTION and decided else "unresolved"
         known = here if level is None else level
         report = RefitReport(
             sampler.version, here, distance(engine, old), distance(old, new), share, error, cache, known, verdict
