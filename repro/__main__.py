@@ -1,4 +1,4 @@
-"""The laboratory's command line: ``python -m repro list | plan | run | resume | verify | draw | figure-info``."""
+"""The laboratory's command line: ``python -m repro COMMAND``, see ``--help``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from repro import manifest
+from repro import manifest, measure_command
 from repro.errors import LaboratoryError
 from repro.executors import RUNNER, Interrupted, run_cells
 from repro.manifest import Row
@@ -38,7 +38,9 @@ def command_list(arguments: argparse.Namespace) -> int:
         print(f"  arms: {', '.join(row.arms)}")
         for name, tier in row.tiers.items():
             cells = len(row.cells(name))
-            print(f"  tier {name}: {cells} cells x {tier.steps} steps, about {duration(60 * tier.minutes)} on {tier.needs}")
+            print(
+                f"  tier {name}: {cells} cells x {tier.steps} steps, about {duration(60 * tier.minutes)} on {tier.needs}"
+            )
         print(f"  data: {_shipped(row)}")
     return OK
 
@@ -255,6 +257,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("row", nargs="?", help="id of a row")
     command.add_argument("--all", action="store_true", help="every row")
     command.add_argument("--out", type=Path, help="draw there, not in paper_figures/ (--all: a folder per row)")
+    measure_command.add_parser(commands)
     command = add("figure-info", command_figure_info, "print the record inside a PNG or SVG file")
     command.add_argument("file", type=Path)
     return top

@@ -14,7 +14,9 @@ _LOW, _HIGH = np.float32(-87.0), np.float32(88.0)
 _LOG2E = np.float32(1.4426950408889634)
 _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 _MAGIC = np.float32(1.5 * 2.0**23)  # adding and subtracting it rounds to a whole number; needs strict additions
-_P = tuple(np.float32(c) for c in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5))
+_P = tuple(
+    np.float32(c) for c in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
+)
 _ONE, _BIAS = np.float32(1), np.int32(127)
 
 

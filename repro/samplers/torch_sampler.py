@@ -72,7 +72,9 @@ class TorchSampler:
         number, prompt_length = prompts.shape
         rows = number * samples_per_prompt
         uniforms = torch.rand((max_tokens, rows), dtype=torch.float64, generator=generator).numpy()
-        decoder = Decoder(self._state, self._blocks, self.config, self._activations, self._kv, prompt_length + max_tokens)
+        decoder = Decoder(
+            self._state, self._blocks, self.config, self._activations, self._kv, prompt_length + max_tokens
+        )
         # A prompt is read once, in the cache slot of its first sample, and copied to the slots of the others.
         first = np.arange(number) * samples_per_prompt
         decoder.open(rows)

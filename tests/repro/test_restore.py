@@ -21,7 +21,9 @@ RECORD = {
 
 def cell(arm: str, **place) -> Cell:
     config = {"steps": 4, "eval_every": 2, "checkpoint": "w0", "arm": arm, "seed": 3}
-    return Cell(**{"row": "r", "tier": "tiny", "variant": "base", "checkpoint": "w0", **place}, arm=arm, seed=3, config=config)
+    return Cell(
+        **{"row": "r", "tier": "tiny", "variant": "base", "checkpoint": "w0", **place}, arm=arm, seed=3, config=config
+    )
 
 
 def fill(store: Store, cells) -> None:
