@@ -92,7 +92,8 @@ def variants_figure(row: Row, data: pd.DataFrame) -> Figure:
     arms = _by_end(row, data)
     order = [arm for one in (row.arms, *(c.get("arms", ()) for c in row.variants.values())) for arm in one]
     styles, shapes = curve_styles([arm for arm in dict.fromkeys(order) if arm in arms]), start_shapes(_starts(data))
-    smoothing, sweep = panels.smoothing_of(int(data["step"].max())), swept(row)
+    smoothing = panels.smoothing_of(int(data["step"].max()))
+    sweep = swept(row) if len(names) > 1 else None  # a line needs two values
     figure, grid = _page((2.5, 0.6 + DOTS * max(len(arms), 4), *((2.3,) if sweep else ())), 2)
     above, below = (_across(figure, grid[line], [1] * len(names)) for line in (1, 2))
     for name, top, dots in zip(names, above, below, strict=True):
