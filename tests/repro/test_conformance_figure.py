@@ -7,6 +7,7 @@ import json
 import re
 
 import pytest
+from matplotlib import colors
 
 from repro import conformance_figure, conformance_report, figures, publication
 from repro.conformance_report import OUTPUT, RAN, REPORT, SYMBOLS
@@ -95,7 +96,7 @@ def test_symbols_counts_and_findings_of_an_invented_report(report):
 def test_the_bar_is_the_share_of_the_areas_vectors(report):
     patches = conformance_figure.matrix(report).axes[0].patches
     departs, third = conformance_figure.COLOURS["departs"][1], conformance_figure.COLUMN / 3
-    bars = [p for p in patches if figures.matplotlib.colors.to_hex(p.get_facecolor()) == departs.lower()]
+    bars = [p for p in patches if colors.to_hex(p.get_facecolor()) == departs.lower()]
     assert [round(p.get_width(), 6) for p in bars] == [round(third, 6)]
 
 
@@ -103,7 +104,7 @@ def test_states_differ_without_colour_and_text_is_legible_on_its_tint():
     assert len({symbol for symbol, _ in SYMBOLS.values()}) == len(SYMBOLS) == len(conformance_figure.COLOURS)
 
     def luminance(colour: str) -> float:
-        channels = figures.matplotlib.colors.to_rgb(colour)
+        channels = colors.to_rgb(colour)
         linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 

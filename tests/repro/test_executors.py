@@ -87,8 +87,8 @@ def test_every_cell_is_computed_once_with_one_thread(store):
         assert {line.split()[1] for line in (store.folder(cell) / "computed.txt").read_text().splitlines()} == {"1"}
         assert f"{cell.arm} starts at step 1" in (store.folder(cell) / "log.txt").read_text()
     lines = out.getvalue().splitlines()
-    assert len([line for line in lines if line.startswith("pg seed 1: ") and "%" in line]) == 10
-    assert any(line.startswith("pg seed 1: 50% (step 10 of 20)") and "s/step" in line for line in lines)
+    assert len([line for line in lines if line.startswith("pg w0 seed 1: ") and "%" in line]) == 10
+    assert any(line.startswith("pg w0 seed 1: 50% (step 10 of 20)") and "s/step" in line for line in lines)
     assert "4 of 4 cells" in lines[-1] and "\r" not in out.getvalue()
 
     again = io.StringIO()
@@ -103,7 +103,7 @@ def test_a_failing_cell_is_reported_and_the_others_finish(store, monkeypatch):
     out = io.StringIO()
     errors = {o.cell.arm: o.error for o in run_cells(plan, store, workers=1, runner=RUNNER, out=out)}
     assert errors == {"tis": "ArithmeticError: planted failure at step 3", "pg": None, "sc": None}
-    assert "tis seed 0: FAILED: ArithmeticError: planted failure at step 3" in out.getvalue()
+    assert "tis w0 seed 0: FAILED: ArithmeticError: planted failure at step 3" in out.getvalue()
     assert "Traceback" in (store.folder(plan[0]) / "log.txt").read_text()
     monkeypatch.delenv("FAKE_FAIL")
     assert run_cells(plan, store, runner=RUNNER, out=io.StringIO())[0].error is None
