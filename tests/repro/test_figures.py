@@ -172,7 +172,7 @@ def test_constant_rewards_are_three_curves_against_step():
 @pytest.mark.parametrize("row", ROWS.values(), ids=list(ROWS))
 def test_arms_drawn_together_differ_in_more_than_colour(row):
     styles = curve_styles(row.arms)
-    assert 2 <= len(styles) <= MOST_CURVES
+    assert 1 <= len(styles) <= MOST_CURVES
     for name in ("label", "colour", "dashes", "marker"):
         assert len({getattr(style, name) for style in styles.values()}) == len(styles), name
 

@@ -69,11 +69,13 @@ def test_data_csv_holds_every_step_of_every_cell(finished):
     assert {"arm", "checkpoint", "steps"}.isdisjoint(meta["settings"]) and meta["settings"]["lr"] == ROW.settings.lr
 
 
-def test_collecting_needs_every_cell(finished, tmp_path):
+def test_what_is_not_finished_is_left_out_and_counted(finished, tmp_path):
     store, cells, _ = finished
-    with pytest.raises(Exception, match="meta.json"):
-        publication.collect(store, [*cells, *ROW.cells("tiny", seeds=[9], steps=40)], tmp_path / "x", "c")
-    assert not (tmp_path / "x" / "data.csv").exists()
+    unfinished = ROW.cells("tiny", seeds=[9], steps=40)
+    publication.collect(store, [*cells, *unfinished], tmp_path / "x", "c")
+    data, meta = publication.load(tmp_path / "x" / "data.csv")
+    assert meta["planned_cells"] == len(cells) + len(unfinished) and len(meta["cells"]) == len(cells)
+    assert 9 not in set(data["seed"])
 
 
 def test_disagreeing_environments_are_all_listed():
