@@ -114,7 +114,26 @@ def record(draft: Draft, old: dict[str, Any] | None = None, with_scales: bool = 
         if old is not None and name in old:
             out[name] = old[name]
     out["sha256"] = sha256(value_part(out))
+    if old is not None and old.get("sha256") == out["sha256"]:
+        _keep_measured(out, old)
     return out
+
+
+def _keep_measured(out: dict[str, Any], old: dict[str, Any]) -> None:
+    """Keep what the publishing machine measured: how far float64 was from an unchanged value, and scales within 5 %.
+
+    NumPy's exp and log differ in their last bits between processors, and these two follow them. The value itself comes
+    from multi-precision arithmetic and does not; that float64 agrees with it has been checked again here.
+    """
+    out["precision"]["disagreement"] = old["precision"]["disagreement"]
+    for name, entry in out["expected"].items():
+        for key in ("err_scale", "acc_scale"):
+            before = old["expected"].get(name, {}).get(key)
+            if before is None or entry.get(key) is None:
+                continue
+            a, b = as_floats(before), as_floats(entry[key])
+            if a.shape == b.shape and np.allclose(a, b, rtol=0.05, atol=0.0, equal_nan=True):
+                entry[key] = before
 
 
 def _wire_settings(settings: Any) -> Any:
