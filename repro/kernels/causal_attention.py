@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from repro.kernels.lanes import WIDTH, exp, hmax, hsum, keep, larger, load, splat, spread, store
-from repro.kernels.training import flat, norm_row_backward, operand, reciprocal_rms
+from repro.kernels.lanes import WIDTH, hsum, load, splat, spread, store
+from repro.kernels.training import flat, norm_row_backward, operand, reciprocal_rms, softmax_row
 
 TILE_ROWS, TILE_COLUMNS = 4, 2 * WIDTH
 
@@ -57,8 +57,8 @@ def _tile(a, a_at, a_row, a_step, b, b_at, b_step, terms, c, c_at, c_row, add):
 
 
 @njit(cache=True)
-def _rotated(x, at, stride, weight, eps, cosine, sine, scale, length, out):
-    """out[t] = scale * rotate_t(norm(x[t])), rows of head_dim; x starts at ``at`` with ``stride`` between tokens."""
+def rotated(x, at, stride, weight, eps, cosine, sine, scale, length, out, out_at):
+    """out[t] = scale * rotate_t(norm(x[t])), rows of head_dim from ``out_at``; x starts at ``at``, ``stride`` a token."""
     dim = weight.size
     half = dim // 2
     for t in range(length):
@@ -67,13 +67,13 @@ def _rotated(x, at, stride, weight, eps, cosine, sine, scale, length, out):
             first = load(x, at + t * stride + j) * load(weight, j) * factor
             second = load(x, at + t * stride + half + j) * load(weight, half + j) * factor
             c, s = load(cosine, t * dim + j), load(sine, t * dim + j)
-            store(out, t * dim + j, first * c - second * s)
-            store(out, t * dim + half + j, second * c + first * s)
+            store(out, out_at + t * dim + j, first * c - second * s)
+            store(out, out_at + t * dim + half + j, second * c + first * s)
 
 
 @njit(cache=True)
 def _rotated_backward(x, at, stride, weight, eps, cosine, sine, scale, length, dout, dx, dweight):
-    """dx from dout through `_rotated`; destroys dout; dx is zero on entry."""
+    """dx from dout through `rotated`; destroys dout; dx is zero on entry."""
     dim = weight.size
     half = dim // 2
     factor = splat(scale)
@@ -114,24 +114,6 @@ def _columns(row):
 
 
 @njit(cache=True)
-def _causal_softmax(scores, at, row, columns):
-    """In place over the first row + 1 entries of one row; the others become 0."""
-    lowest, zero = splat(np.float32(-np.inf)), splat(np.float32(0))
-    top = lowest
-    for j in range(0, columns, WIDTH):
-        top = larger(keep(load(scores, at + j), row + 1 - j, lowest), top)
-    top = splat(hmax(top))
-    total = zero
-    for j in range(0, columns, WIDTH):
-        weight = keep(exp(load(scores, at + j) - top), row + 1 - j, zero)
-        store(scores, at + j, weight)
-        total = total + weight
-    share = splat(np.float32(1) / hsum(total))
-    for j in range(0, columns, WIDTH):
-        store(scores, at + j, load(scores, at + j) * share)
-
-
-@njit(cache=True)
 def _attention_forward(qkv, shape, q_weight, k_weight, eps, cosine, sine, padded, saved, out):
     """saved [B, Hq, padded, padded] takes the probabilities; of size one head only if they are not wanted."""
     rows, length, heads, kv = shape
@@ -145,18 +127,18 @@ def _attention_forward(qkv, shape, q_weight, k_weight, eps, cosine, sine, padded
         # Heads are read with a stride that no prefetcher follows: one sequential copy brings the sequence closer first.
         block[:] = qkv[b * length * stride : (b + 1) * length * stride]
         for g in range(kv):
-            _rotated(block, (heads + g) * dim, stride, k_weight, eps, cosine, sine, np.float32(1), length, k)
+            rotated(block, (heads + g) * dim, stride, k_weight, eps, cosine, sine, np.float32(1), length, k, 0)
             _transpose(k, length, dim, padded, kt)
             _gather(block, (heads + kv + g) * dim, stride, length, dim, v)
             for h in range(g * groups, (g + 1) * groups):
-                _rotated(block, h * dim, stride, q_weight, eps, cosine, sine, scale, length, q)
+                rotated(block, h * dim, stride, q_weight, eps, cosine, sine, scale, length, q, 0)
                 p = (b * heads + h) * matrix if saved.size > matrix else 0
                 for i in range(0, length, TILE_ROWS):
                     columns = _columns(i)
                     for j in range(0, columns, TILE_COLUMNS):
                         _tile(q, i * dim, dim, 1, kt, j, padded, dim, saved, p + i * padded + j, padded, False)
                     for r in range(i, i + TILE_ROWS):
-                        _causal_softmax(saved, p + r * padded, r, columns)
+                        softmax_row(saved, p + r * padded, r + 1, columns)
                     for d in range(0, dim, TILE_COLUMNS):
                         _tile(saved, p + i * padded, padded, 1, v, d, dim, min(i + TILE_ROWS, length),
                               result, i * dim + d, dim, False)  # fmt: skip
@@ -167,7 +149,7 @@ def _attention_forward(qkv, shape, q_weight, k_weight, eps, cosine, sine, padded
 def _attention_backward(
     qkv, shape, q_weight, k_weight, eps, cosine, sine, padded, saved, dout, dqkv, dq_weight, dk_weight
 ):
-    """dS = P (dP - rowsum(P dP)) with dP = dO V^T; dQ = dS K, dK = dS^T Q, dV = P^T dO; then back through `_rotated`."""
+    """dS = P (dP - rowsum(P dP)) with dP = dO V^T; dQ = dS K, dK = dS^T Q, dV = P^T dO; then back through `rotated`."""
     rows, length, heads, kv = shape
     dim, groups = q_weight.size, heads // kv
     stride, matrix = (heads + 2 * kv) * dim, padded * padded
@@ -184,11 +166,11 @@ def _attention_backward(
         upstream[:] = dout[b * length * heads * dim : (b + 1) * length * heads * dim]
         dblock[:] = 0
         for g in range(kv):
-            _rotated(block, (heads + g) * dim, stride, k_weight, eps, cosine, sine, one, length, k)
+            rotated(block, (heads + g) * dim, stride, k_weight, eps, cosine, sine, one, length, k, 0)
             _gather(block, (heads + kv + g) * dim, stride, length, dim, v)
             _transpose(v, length, dim, padded, vt)
             for h in range(g * groups, (g + 1) * groups):
-                _rotated(block, h * dim, stride, q_weight, eps, cosine, sine, scale, length, q)
+                rotated(block, h * dim, stride, q_weight, eps, cosine, sine, scale, length, q, 0)
                 _gather(upstream, h * dim, heads * dim, length, dim, up)
                 p = (b * heads + h) * matrix
                 for i in range(0, length, TILE_ROWS):

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from repro.kernels.lanes import WIDTH, exp, hsum, load, splat, store
+from repro.kernels.lanes import WIDTH, exp, hmax, hsum, keep, larger, load, splat, store
 
 
 def flat(tensor: Tensor) -> np.ndarray:
@@ -52,7 +52,8 @@ def reciprocal_rms(x, at, width, eps):
 
 
 @njit(cache=True, forceinline=True)
-def _norm_row(x, at, weight, eps, out, out_at):
+def norm_row(x, at, weight, eps, out, out_at):
+    """out[out_at:] = RMSNorm of x[at : at + H], H the length of ``weight``."""
     width = weight.size
     scale = splat(reciprocal_rms(x, at, width, eps))
     for j in range(0, width, WIDTH):
@@ -79,7 +80,7 @@ def norm_row_backward(x, at, weight, eps, dy, dy_at, dx, dweight):
 @njit(cache=True)
 def _norm_forward(x, weight, eps, out):
     for at in range(0, x.size, weight.size):
-        _norm_row(x, at, weight, eps, out, at)
+        norm_row(x, at, weight, eps, out, at)
 
 
 @njit(cache=True)
@@ -87,7 +88,7 @@ def _add_norm_forward(x, update, weight, eps, total, out):
     for at in range(0, x.size, weight.size):
         for j in range(at, at + weight.size, WIDTH):
             store(total, j, load(x, j) + load(update, j))
-        _norm_row(total, at, weight, eps, out, at)
+        norm_row(total, at, weight, eps, out, at)
 
 
 @njit(cache=True)
@@ -99,14 +100,37 @@ def _norm_backward(x, weight, eps, dy, dtotal, dx, dweight):
         norm_row_backward(x, at, weight, eps, dy, at, dx, dweight)
 
 
+@njit(cache=True, forceinline=True)
+def gated_row(gate_up, at, width, out, out_at):
+    """out[out_at:] = silu(gate) * up for the gates at gate_up[at : at + width] and the factors behind them."""
+    one, zero = splat(np.float32(1)), splat(np.float32(0))
+    for j in range(0, width, WIDTH):
+        gate = load(gate_up, at + j)
+        store(out, out_at + j, gate / (one + exp(zero - gate)) * load(gate_up, at + width + j))
+
+
+@njit(cache=True, forceinline=True)
+def softmax_row(scores, at, count, covered):
+    """In place over scores[at : at + count]; the others up to ``covered``, a multiple of the lanes, become 0."""
+    lowest, zero = splat(np.float32(-np.inf)), splat(np.float32(0))
+    top = lowest
+    for j in range(0, covered, WIDTH):
+        top = larger(keep(load(scores, at + j), count - j, lowest), top)
+    top = splat(hmax(top))
+    total = zero
+    for j in range(0, covered, WIDTH):
+        weight = keep(exp(load(scores, at + j) - top), count - j, zero)
+        store(scores, at + j, weight)
+        total = total + weight
+    share = splat(np.float32(1) / hsum(total))
+    for j in range(0, covered, WIDTH):
+        store(scores, at + j, load(scores, at + j) * share)
+
+
 @njit(cache=True)
 def _gated_forward(gate_up, width, out):
-    one, zero = splat(np.float32(1)), splat(np.float32(0))
     for row in range(out.size // width):
-        at, out_at = 2 * width * row, width * row
-        for j in range(0, width, WIDTH):
-            gate = load(gate_up, at + j)
-            store(out, out_at + j, gate / (one + exp(zero - gate)) * load(gate_up, at + width + j))
+        gated_row(gate_up, 2 * width * row, width, out, width * row)
 
 
 @njit(cache=True)

@@ -35,7 +35,8 @@ class Decoder:
         kv: Rounding,
         capacity: int,
     ) -> None:
-        self.config, self.activations, self.kv, self.capacity = config, activations, kv, capacity
+        self.config, self.activations, self.kv = config, activations, kv
+        self.capacity = -(-capacity // decode.POSITIONS) * decode.POSITIONS
         self.eps = np.float32(config.rms_norm_eps)
         self.embedding = state["model.embed_tokens.weight"].detach().numpy()
         self.final_norm = state["model.norm.weight"].detach().numpy()
@@ -44,14 +45,15 @@ class Decoder:
             {name: value.detach().t() if value.ndim == 2 else value.detach().numpy() for name, value in block.items()}
             for block in blocks
         ]
-        self.cosine, self.sine = (table.numpy() for table in rotary_tables(config, capacity))
+        self.cosine, self.sine = (table.numpy() for table in rotary_tables(config, self.capacity))
 
     def open(self, slots: int) -> None:
         """An empty cache of ``slots`` sequences and the buffers of a step."""
         config = self.config
         dim, heads, kv_heads = config.head_dim, config.num_attention_heads, config.num_key_value_heads
         layers = range(config.num_hidden_layers)
-        self.keys = [np.zeros((slots, kv_heads, dim, self.capacity), np.float32) for _ in layers]
+        blocks = self.capacity // decode.POSITIONS
+        self.keys = [np.zeros((slots, kv_heads, blocks, dim, decode.POSITIONS), np.float32) for _ in layers]
         self.values = [np.zeros((slots, kv_heads, self.capacity, dim), np.float32) for _ in layers]
         widths = {
             "normed": config.hidden_size,
@@ -66,9 +68,10 @@ class Decoder:
 
     def copy_prompts(self, first: np.ndarray, samples: int, length: int) -> None:
         """Give the ``samples`` slots from each of ``first`` on the first ``length`` positions of its cache."""
+        blocks = -(-length // decode.POSITIONS)
         for keys, values in zip(self.keys, self.values, strict=True):
-            for cache, at in ((keys, np.s_[..., :length]), (values, np.s_[:, :, :length])):
-                cache[at] = np.repeat(cache[first][at], samples, axis=0)
+            for cache, used in ((keys, blocks), (values, length)):
+                cache[:, :, :used] = np.repeat(cache[first, :, :used], samples, axis=0)
 
     def step(self, tokens: np.ndarray, slots: np.ndarray, position: int) -> np.ndarray:
         """Logits [R, V] (a buffer, overwritten by the next step) after feeding ``tokens`` [R] to ``slots`` [R]."""

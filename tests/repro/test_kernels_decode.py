@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from repro.kernels import decode
-from repro.kernels.exponential import exp_in_place
 from repro.kernels.rounding import round_row, rounding
 from repro.policies import Cache, decode_step, fuse, initial_state, rotary_tables, tiny_config
 from repro.quantise import FORMATS, quantise
@@ -48,22 +47,12 @@ def test_no_format_changes_nothing_and_an_unknown_one_is_refused():
         rounding("fp3")
 
 
-def test_exp_is_within_two_units_in_the_last_place():
-    x = np.linspace(-87, 88, 400_001).astype(np.float32)
-    y = x.copy()
-    exp_in_place(y, np.empty(len(x), np.int32))
-    exact = np.exp(x.astype(np.float64))
-    assert (np.abs(y - exact) / np.spacing(exact.astype(np.float32))).max() < 2
-    edges = np.array([np.nan, -np.inf, -1e30, 0.0, np.inf], np.float32)
-    exp_in_place(edges, np.empty(5, np.int32))
-    assert np.isnan(edges[0]) and (edges[1:3] < 2e-38).all() and edges[3] == 1 and edges[4] > 1e38
-
-
 SHAPES = [
     {},
     {"num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 3},
     {"num_attention_heads": 4, "num_key_value_heads": 4, "hidden_size": 96, "rms_norm_eps": 1e-3},
     {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64},
+    {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16},  # an odd number of queries to a group
 ]
 QUANTISED = {"weights": None, "activations": "fp8_e4m3", "kv": "fp4_e2m1"}
 PLAIN = dict.fromkeys(QUANTISED)
@@ -80,7 +69,7 @@ def test_generation_equals_the_plain_decode_step(changes, formats, exceptions, p
     sampler = TorchSampler(config, eos=task.EOS, pad=task.PAD, **formats)
     sampler.load_weights(state, 0)
     prompts = torch.randint(0, 60, (3, 5), generator=torch.Generator().manual_seed(2))
-    rollout = sampler.generate(prompts, 4, 20, 0.8, torch.Generator().manual_seed(3), 4)
+    rollout = sampler.generate(prompts, 4, 40, 0.8, torch.Generator().manual_seed(3), 4)
 
     length = rollout.tokens.shape[1]
     sequence = torch.cat([rollout.prompts, rollout.tokens[:, :-1]], dim=1)

@@ -50,7 +50,7 @@ def test_logits_equal_those_of_transformers(changes):
         tokens = torch.randint(0, 29, shape, generator=torch.Generator().manual_seed(1))
         expected = model(tokens).logits
         assert expected.abs().max() > 1
-        torch.testing.assert_close(forward(state, config, tokens), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(forward(state, config, tokens), expected, rtol=0, atol=3e-5)
 
 
 @pytest.mark.parametrize("changes", SHAPES[:3])
