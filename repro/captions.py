@@ -11,6 +11,8 @@ from typing import Any
 
 import pandas as pd
 
+from repro import streaks
+from repro.arms import ARMS
 from repro.claims import (
     ALPHA,
     FAILS,
@@ -135,6 +137,17 @@ def describe_sampler(row: Row, data: pd.DataFrame, settings: Mapping[str, Any]) 
     return " ".join(text)
 
 
+def describe_anchors(data: pd.DataFrame) -> str:
+    """How often the anchor of a run with several updates was computed again; empty where no arm has one."""
+    anchored = data[data["arm"].map(lambda arm: ARMS[arm].anchored) & data["oracle_error"].notna()]
+    if anchored.empty:
+        return ""
+    return (
+        f"Anchors: on the {len(anchored)} compared steps of arms with an anchor its log-probs, computed again after the updates "
+        "from the weights before them, were the same bit for bit."
+    )
+
+
 def describe_correction(data: pd.DataFrame, comparisons: int) -> str:
     """How the comparisons are corrected, and what so few checkpoints and replicates cannot show."""
     runs = replicates(data)
@@ -199,6 +212,9 @@ def caption(row: Row, data: pd.DataFrame, meta: Mapping[str, Any]) -> str:
         "",
         results_table(data, check),
         "",
+        streaks.table(data),
+        "",
+        *([text, ""] if (text := " ".join(filter(None, (streaks.transfers(data), describe_anchors(data))))) else []),
         f"Claim: {row.claim} Overall{', of what this scale tests' if len(tested) < len(verdicts) else ''}: "
         f"**{overall(verdicts)}**.",
         "",

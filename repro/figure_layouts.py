@@ -18,6 +18,7 @@ from matplotlib.lines import Line2D
 from repro import figure_panels as panels
 from repro.arms import ARMS
 from repro.claims import NotComparable
+from repro.figure_map import map_figure
 from repro.figure_styles import OTHER, Style, curve_styles, start_shapes
 from repro.rows import Row, settings_of
 
@@ -42,7 +43,9 @@ def swept(row: Row) -> tuple[str, dict[str, float]] | None:
 
 
 def layout_of(row: Row, data: pd.DataFrame) -> Callable[[Row, pd.DataFrame], Figure]:
-    """Which of the three functions below draws ``data``."""
+    """Which of the functions below, or of `repro.figure_map`, draws ``data``."""
+    if row.layout == "map":
+        return map_figure
     if len(row.variants) > 1:
         return variants_figure
     constant = all(ARMS[arm].control.constant is not None for arm in set(data["arm"]))

@@ -13,10 +13,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from repro.rows import BASE, Cell, ManifestError, Row, Settings, settings_of
+from repro.rows import BASE, NO_SETTINGS, Cell, ManifestError, Row, Settings, settings_of
 
 __all__ = ["Cell", "ManifestError", "Row", "find", "load"]
 
+LAYOUTS = ("", "map")
 MANIFEST = Path(__file__).with_name("manifest.toml")
 
 
@@ -64,11 +65,20 @@ def _overrides(values: dict[str, Any], where: str) -> dict[str, Any]:
     return {name: _convert(hints[name], value, f"{where}.{name}") for name, value in values.items()}
 
 
+def _names(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
+
+
 def _consistent(row: Row) -> Row:
     for name, values in (("arms", row.arms), ("tiers", row.tiers), ("variants", row.variants)):
         if not values:
             raise ManifestError(f"row {row.id}.{name}: expected at least one")
+    if row.layout not in LAYOUTS:
+        raise ManifestError(f"row {row.id}.layout: expected one of {', '.join(LAYOUTS[1:])} or none, got {row.layout!r}")
     for name, changes in row.variants.items():
+        for key in NO_SETTINGS:
+            if not _names(changes.get(key, ["a name"])):
+                raise ManifestError(f"row {row.id}.variants.{name}.{key}: expected a list of names, got {changes[key]!r}")
         _overrides(settings_of(changes), f"row {row.id}.variants.{name}")
     named = [c for pair in row.check.comparisons for c in (pair.better, pair.worse)]
     for condition in (*named, *row.check.improves, *row.published.ordering):
@@ -96,6 +106,7 @@ def _completed(entry: dict[str, Any], shared: dict[str, dict[str, Any]], name: s
         **entry,
         "settings": {**shared[base], **entry.get("settings", {})},
         "variants": entry.get("variants", {BASE: {}}),
+        "layout": entry.get("layout", ""),
         "tiers": tiers,
     }
 

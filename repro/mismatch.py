@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import Qwen3Config
 
 from repro.policies import State
-from repro.quantise import grid
+from repro.quantise import grid, quantise_weights
 from repro.samplers import Rollout
 from repro.samplers.torch_sampler import TorchSampler
 
@@ -56,6 +56,10 @@ class Mismatch:
     def refreshes(self, step: int) -> bool:
         """Whether the sampler takes the trainer's weights before step ``step`` (0-based)."""
         return step % (self.staleness + 1) == 0
+
+    def delivered(self, state: State) -> State:
+        """What a sampler of this quantisation must hold after it was given ``state``."""
+        return quantise_weights(state, self.weights) if self.weights else state
 
     def perturb(self, state: State, seed: int) -> State:
         """The weights as the sampler gets them, before quantisation. The noise depends on ``seed`` alone, not on time."""

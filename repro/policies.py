@@ -145,6 +145,23 @@ def fuse(state: Mapping[str, Tensor], config: Qwen3Config) -> list[State]:
     return layers
 
 
+def unfuse(blocks: list[State], state: Mapping[str, Tensor], config: Qwen3Config) -> State:
+    """The architecture's tensors out of ``blocks``; those outside the blocks are ``state``'s."""
+    queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    tensors = {name: value for name, value in state.items() if ".layers." not in name}
+    for layer, block in enumerate(blocks):
+        q, k, v = block["qkv"].split([queries, keys, keys])
+        gate, up = block["gate_up"].chunk(2)
+        parts = {
+            "input_layernorm": block["norm_in"], "self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": v,
+            "self_attn.q_norm": block["q_norm"], "self_attn.k_norm": block["k_norm"], "self_attn.o_proj": block["out"],
+            "post_attention_layernorm": block["norm_mid"], "mlp.gate_proj": gate, "mlp.up_proj": up,
+            "mlp.down_proj": block["down"],
+        }  # fmt: skip
+        tensors |= {f"model.layers.{layer}.{name}.weight": value for name, value in parts.items()}
+    return tensors
+
+
 def _norm(x: Tensor, weight: Tensor, config: Qwen3Config) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), weight, config.rms_norm_eps)
 

@@ -12,6 +12,7 @@ from typing import Any
 from repro.errors import LaboratoryError
 
 BASE = "base"  # the one variant of a row without variants
+NO_SETTINGS = ("arms", "checkpoints")  # what a variant may replace beside settings
 
 
 class ManifestError(LaboratoryError):
@@ -126,7 +127,8 @@ class Cell:
 class Row:
     """One result: its claim, its arms and how to run it.
 
-    ``variants`` maps a name to the settings (and ``arms``) that it replaces; a row with one way to run has one, "base".
+    ``variants`` maps a name to the settings (and ``arms``, and the tiers' ``checkpoints``) that it replaces; a row with one
+    way to run has one, "base". ``layout`` names a figure of its own; "" leaves the choice to the data.
     ``tuning_seeds`` are those on which its settings were chosen; no figure uses them.
     """
 
@@ -137,6 +139,7 @@ class Row:
     arms: tuple[str, ...]
     notebook: str
     output: str
+    layout: str
     scaled_down: tuple[str, ...]
     settings: Settings
     variants: dict[str, dict[str, Any]]
@@ -173,11 +176,12 @@ class Row:
         early. The other arguments replace the tier's own; they enter the configs, hence the keys.
         """
         plan = self.tier(tier)
+        starts = {name: changes.get("checkpoints", plan.checkpoints) for name, changes in self.variants.items()}
         known_arms = list(dict.fromkeys([*self.arms, *(a for c in self.variants.values() for a in c.get("arms", ()))]))
         for name, chosen, known in (
             ("arm", arms, known_arms),
             ("variant", variants, list(self.variants)),
-            ("checkpoint", checkpoints, [checkpoint_name(c) for c in plan.checkpoints]),
+            ("checkpoint", checkpoints, [checkpoint_name(c) for one in starts.values() for c in one]),
         ):
             for value in chosen or ():
                 if value not in known:
@@ -196,10 +200,11 @@ class Row:
                  "arm": arm, "checkpoint": checkpoint, "seed": seed},
             )
             for seed in dict.fromkeys(seeds)
-            for checkpoint in plan.checkpoints
-            if checkpoints is None or checkpoint_name(checkpoint) in checkpoints
+            for place in range(max(map(len, starts.values())))
             for variant, changes in self.variants.items()
             if variants is None or variant in variants
+            for checkpoint in starts[variant][place : place + 1]
+            if checkpoints is None or checkpoint_name(checkpoint) in checkpoints
             for arm in changes.get("arms", self.arms)
             if arms is None or arm in arms
         ]  # fmt: skip
@@ -211,4 +216,4 @@ def checkpoint_name(path: str) -> str:
 
 
 def settings_of(changes: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in changes.items() if name != "arms"}
+    return {name: value for name, value in changes.items() if name not in NO_SETTINGS}

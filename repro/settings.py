@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 from repro.arms import ARMS
-from repro.tasks import arithmetic, countdown_tiny
+from repro.tasks import countdown_tiny
+from repro.tasks.registry import TASKS
 
-TASKS: dict[str, ModuleType] = {"countdown_tiny": countdown_tiny, "arithmetic": arithmetic}
 ENGINES = ("torch", "vllm")
 OPTIMIZERS = ("sgd", "adamw")
 ADVANTAGES = ("mean", "mean_std", "raw", "raw01")

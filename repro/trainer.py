@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repro import controls
+from repro import controls, readback
 from repro.arms import ARMS
 from repro.backward import Gradient, Loss, TrainingDiverged, evaluate, gradient
 from repro.losses import LossBatch, check_definition, correction_loss
@@ -97,10 +97,10 @@ class Trainer:
         """Sample, measure, update; returns the step's metrics (None where not measured at this step)."""
         started = time.perf_counter()
         config = self.config
-        number = self.step + 1
+        number, held = self.step + 1, None
         if self.mismatch.refreshes(self.step):
             self.snapshot = {name: value.clone() for name, value in self.policy.items()}
-            self._load_sampler()
+            held = self._load_sampler()
         problems = self.task.training_problems(self.problems_rng, config["prompts_per_step"])
         prompts = torch.tensor([self.task.prompt(problem) for problem in problems])
         rollout = self.sampler.generate(
@@ -123,6 +123,7 @@ class Trainer:
             "grad_norm": float(np.mean([u.norm for u in updates])),
             "update_norm": controls.norm({name: policy[name] - value for name, value in self.policy.items()}),
             "oracle_error": max(errors) if errors else None,
+            "weights_read_back": held,
         }
         if number == 1 or number % config["eval_every"] == 0:
             metrics |= self._evaluate(number)
@@ -132,8 +133,12 @@ class Trainer:
         self.metrics.append(metrics)
         return metrics
 
-    def _load_sampler(self) -> None:
-        self.sampler.load_weights(self.mismatch.perturb(self.snapshot, self.config["seed"]), self.step)
+    def _load_sampler(self) -> int | None:
+        """Hand the snapshot over; nine digits of the hash of what the sampler then holds, None where it cannot say."""
+        weights = self.mismatch.perturb(self.snapshot, self.config["seed"])
+        self.sampler.load_weights(weights, self.step)
+        held = getattr(self.sampler, "held_weights", None)
+        return None if held is None else readback.confirm(self.mismatch.delivered(weights), held(), self.step)
 
     def _rewards(self, problems: list, rollout: Rollout) -> Tensor:
         indices, responses = rollout.prompt_index.tolist(), rollout.tokens.tolist()

@@ -23,9 +23,9 @@ import torch.nn.functional as F
 
 from repro.policies import State, forward, initial_state, save_policy, tiny_config, write_bytes
 from repro.samplers.torch_sampler import TorchSampler
-from repro.tasks import arithmetic, countdown_tiny
+from repro.tasks import countdown_tiny
+from repro.tasks.registry import TASKS
 
-TASKS = {"countdown_tiny": countdown_tiny, "arithmetic": arithmetic}
 LEARNING_RATE = 3e-3
 BATCH = 96
 HORIZON = 1500  # steps of the cosine schedule; training normally stops earlier, at the target accuracy

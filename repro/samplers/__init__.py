@@ -107,7 +107,8 @@ class Rollout:
 
 
 class Sampler(Protocol):
-    """What the trainer needs from an engine."""
+    """What the trainer needs from an engine. One that also has ``held_weights() -> dict[str, Tensor]``, the quantised
+    tensors that it samples from, has them compared with the trainer's after every update (`repro.readback`)."""
 
     def load_weights(self, state: dict[str, Tensor], version: int) -> None:
         """Take over the trainer's weights (Hugging Face names, float32) as policy version ``version``."""

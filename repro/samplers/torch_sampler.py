@@ -15,7 +15,7 @@ from transformers import Qwen3Config
 
 from repro.kernels.decode import draw
 from repro.kernels.rounding import rounding
-from repro.policies import State, check_state, fuse
+from repro.policies import State, check_state, fuse, unfuse
 from repro.quantise import grid, quantise_weights
 from repro.samplers import Rollout, RolloutError
 from repro.samplers.decoder import Decoder
@@ -56,6 +56,10 @@ class TorchSampler:
             self._state = {name: value.detach().clone() for name, value in state.items()}
         self._blocks = fuse(self._state, self.config)
         self.version = version
+
+    def held_weights(self) -> State:
+        """The weights that it samples from, for a read-back: out of the fused blocks, not the copy that made them."""
+        return unfuse(self._blocks, self._state, self.config)
 
     @torch.no_grad()
     def generate(

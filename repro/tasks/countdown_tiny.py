@@ -26,7 +26,7 @@ LARGEST_OPERAND = 12
 PROMPT_LENGTH = OPERANDS + 3
 ATTEMPT_LENGTH = 10
 MAX_ATTEMPTS = 6
-MAX_RESPONSE = MAX_ATTEMPTS * ATTEMPT_LENGTH + (MAX_ATTEMPTS - 1) + 1
+MAX_RESPONSE = MAX_ATTEMPTS * (ATTEMPT_LENGTH + 1)  # every attempt is followed by RETRY or EOS
 HELD_OUT_SHARE = 8  # one problem in eight belongs to the held-out side
 HELD_OUT_SEED = 20_000
 EVALUATION_SAMPLES = 1  # responses to each held-out problem
@@ -103,15 +103,15 @@ def held_out_problems(count: int = 256) -> list[Problem]:
     return list(chosen.values())
 
 
-def demonstration(rng: np.random.Generator) -> tuple[Problem, list[int]]:
+def demonstration(rng: np.random.Generator, attempts: int = MAX_ATTEMPTS) -> tuple[Problem, list[int]]:
     """One supervised example of the training side: (problem, response tokens ending in EOS).
 
-    Five draws of a wrong attempt, each kept with probability 0.7, come before the right one: the policy learns to
-    try, to recognise a miss and to stop at a hit, which gives long responses (about 50 tokens on average).
+    ``attempts`` - 1 draws of a wrong attempt, each kept with probability 0.7, come before the right one: the policy
+    learns to try, to recognise a miss and to stop at a hit, which gives long responses (about 50 tokens on average).
     """
     problem, solution = _draw(rng, held_out=False)
     response: list[int] = []
-    for _ in range(MAX_ATTEMPTS - 1):
+    for _ in range(attempts - 1):
         if rng.random() >= WRONG_ATTEMPT_PROBABILITY:
             continue
         attempt = random_attempt(rng, problem.numbers)
@@ -126,14 +126,14 @@ def prompt(problem: Problem) -> list[int]:
     return [*problem.numbers, TGT, problem.target, BOS]
 
 
-def check(problem: Problem, response: Sequence[int]) -> Verdict:
-    """Judge a response (token ids). Everything after the first EOS is ignored; no EOS within the limit is a failure.
+def check(problem: Problem, response: Sequence[int], limit: int = MAX_RESPONSE) -> Verdict:
+    """Judge a response (token ids). Everything after the first EOS is ignored; no EOS within ``limit`` is a failure.
 
     Correct means: the last attempt is a valid derivation that uses each number exactly once, computes both results
     correctly within 0..63, and ends in the target.
     """
     response = [int(token) for token in response]
-    if EOS not in response[:MAX_RESPONSE]:
+    if EOS not in response[:limit]:
         return Verdict(False, "no EOS")
     body = response[: response.index(EOS)]
     attempt = body[len(body) - body[::-1].index(RETRY) :] if RETRY in body else body
@@ -158,9 +158,9 @@ def check(problem: Problem, response: Sequence[int]) -> Verdict:
     return Verdict(True, "correct")
 
 
-def reward(problem: Problem, response: Sequence[int]) -> float:
+def reward(problem: Problem, response: Sequence[int], limit: int = MAX_RESPONSE) -> float:
     """+1 for a correct response, else -1."""
-    return 1.0 if check(problem, response).correct else -1.0
+    return 1.0 if check(problem, response, limit).correct else -1.0
 
 
 def decode(tokens: Sequence[int]) -> str:

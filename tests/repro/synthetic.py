@@ -35,6 +35,7 @@ def metrics(
     return {
         "step": step,
         "train_accuracy": accuracy,
+        "reward_mean": 2 * accuracy - 1,
         "heldout_accuracy_trainer": accuracy + 0.02 if evaluated else None,
         "heldout_accuracy_sampler": accuracy if evaluated else math.nan,
         "kl_sampler_trainer": mismatch * (1 + 0.1 * rng.random()),

@@ -28,6 +28,9 @@ def table(ends: dict[str, float], checkpoints: int = 3, seeds: int = 4, steps: i
             "seed": 2 + seed,
             "step": step,
             "train_accuracy": 0.3 if step <= steps // 2 else end + 0.01 * (k - 1) + 0.002 * seed,
+            "reward_mean": 0.0,
+            "grad_norm": 1.0,
+            "heldout_accuracy_trainer": 0.3,
             "oracle_error": None,
         }
         for condition, end in ends.items()
@@ -48,6 +51,7 @@ def row(ordering=("sc", "tis", "pg"), tuning=(1, 3, 100), not_tested=("it holds 
         arms=("sc", "tis", "pg"),
         notebook="",
         output="",
+        layout="",
         scaled_down=("steps: {steps} instead of 1200",),
         settings=None,  # a caption speaks of the settings in the record
         variants=variants or {BASE: {}},

@@ -13,7 +13,7 @@ from synthetic import curves, table
 
 from repro import figure_panels, figures, manifest
 from repro.arms import ARMS
-from repro.claims import ordering
+from repro.claims import ordering, window_means
 from repro.figure_layouts import swept
 from repro.figure_styles import MESSAGE, MOST_CURVES, SHAPES, STYLES, curve_styles, label
 from repro.figures import FigureDataError, figure_for, note, save
@@ -121,6 +121,28 @@ def test_the_fraction_not_collapsed_is_that_of_the_caption(data, drawn):
     reach = [c for c in alive.collections if to_rgb(c.get_color()[0]) == to_rgb(STYLES["pg"].colour)]
     ends = [segment[:, 1] for segment in reach[0].get_segments()]
     np.testing.assert_allclose(ends, np.stack([expected.low[at], expected.high[at]], axis=1))
+
+
+def test_the_map_has_a_line_per_variant_and_pairs_each_arm_with_the_plain_gradient():
+    row = ROWS["countdown-map"]
+    data = table(row, steps=40)
+    figure = figure_for(row, data)
+    mismatch, ends, gaps = figure.axes[:3]
+    assert [tick.get_text() for tick in mismatch.get_yticklabels()] == list(row.variants)
+    assert mismatch.get_xlabel().endswith("[nats/token]") and "percentage points" in gaps.get_xlabel()
+    means = {
+        axes: [line.get_xdata()[0] for line in axes.get_lines() if line.get_markersize() == 5 and len(line.get_xdata()) == 1]
+        for axes in (ends, gaps)
+    }
+    assert len(means[ends]) == 3 * len(row.variants) and len(means[gaps]) == 2 * len(row.variants)
+    part = data[data["variant"] == "11 tokens"]
+    by_arm = {arm: pd.Series(window_means(part, arm, "train_accuracy", 20)).groupby(level=0).mean().mean() for arm in row.arms}
+    place = 3 * list(row.variants).index("11 tokens")
+    np.testing.assert_allclose(means[ends][place : place + 3], [by_arm[arm] for arm in row.arms])
+    place = 2 * list(row.variants).index("11 tokens")
+    np.testing.assert_allclose(
+        means[gaps][place : place + 2], [by_arm["onpolicy"] - by_arm["pg"], by_arm["sc"] - by_arm["pg"]], atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("name", ["countdown-lr", "countdown-staleness"])

@@ -9,7 +9,7 @@ from repro.arms import ARMS
 from repro.manifest import ManifestError
 from repro.oracle import LIMIT
 from repro.provenance import ROOT
-from repro.settings import complete_config
+from repro.settings import TASKS, complete_config
 
 ROWS = manifest.load()
 TEXT = manifest.MANIFEST.read_text(encoding="utf-8")
@@ -31,7 +31,8 @@ def test_what_a_row_names_exists_and_its_texts_can_be_filled(row):
         assert "{" not in line.format(**vars(row.settings), steps=1)
     for tier in row.tiers.values():
         assert tier.steps >= 2 * row.check.window, "the claim needs a first and a last window"
-        assert all((ROOT / checkpoint / "model.safetensors").is_file() for checkpoint in tier.checkpoints)
+        starts = {*tier.checkpoints, *(c for changes in row.variants.values() for c in changes.get("checkpoints", ()))}
+        assert all((ROOT / checkpoint / "model.safetensors").is_file() for checkpoint in starts)
         assert not set(tier.seeds) & set(row.tuning_seeds), "a figure shows a seed on which settings were chosen"
 
 
@@ -51,6 +52,19 @@ def test_figures_and_oracle_state_the_same_limit():
     from repro.figures import ORACLE_LIMIT
 
     assert ORACLE_LIMIT == LIMIT
+
+
+def test_a_variant_may_start_from_warm_starts_of_its_own():
+    row = ROWS["countdown-map"]
+    cells = row.cells("cpu", seeds=[10], arms=["pg"])
+    starts = {cell.variant: cell.checkpoint for cell in cells if cell.checkpoint.endswith("seed1")}
+    assert len(cells) == 3 * len(row.variants) and len(starts) == len(row.variants)
+    assert starts["11 tokens"] == "countdown_one_seed1" and starts["fp8 alone"] == "countdown_tiny_seed1"
+    for cell in cells:
+        assert cell.config["checkpoint"].endswith(cell.checkpoint) and "checkpoints" not in cell.config
+        assert cell.config["max_tokens"] == TASKS[cell.config["task"]].MAX_RESPONSE
+    (one,) = row.cells("cpu", seeds=[10], arms=["pg"], checkpoints=["countdown_three_seed2"])
+    assert one.variant == "27 tokens"
 
 
 def test_cells_come_seed_by_seed_with_overrides_in_their_configs():
@@ -110,6 +124,9 @@ def test_unknown_row_lists_the_known_ones():
         ("staleness = 8", "staleness = 0.5", r"variants.lag-8.staleness: expected int, got float"),
         ('better = "sc", worse', 'better = "ppo", worse', r"countdown-fig4: 'ppo' is no condition of it"),
         ('base = "countdown"', 'base = "chess"', r"row countdown-fig4.base: expected one of countdown, .*got 'chess'"),
+        ('layout = "map"', 'layout = "chart"', r"row countdown-map.layout: expected one of map or none, got 'chart'"),
+        ('checkpoints = ["repro/checkpoints/countdown_one_seed0", "repro/checkpoints/countdown_one_seed1", '
+         '"repro/checkpoints/countdown_one_seed2"]', "checkpoints = []", r"11 tokens.checkpoints: expected a list of names"),
         ("[settings.countdown]", "[setting.countdown]", r"unknown key 'setting'; known: row, settings"),
         ("[[row]]", "[[row]", r"not valid TOML"),
         ("[row.check]", "[row.checks]", r"row countdown-fig4: unknown key 'checks'"),

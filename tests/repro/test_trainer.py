@@ -26,7 +26,7 @@ EXPECTED_COLUMNS = [
     "step", "train_accuracy", "reward_mean", "heldout_accuracy_trainer", "heldout_accuracy_sampler",
     "kl_sampler_trainer", "kl_k1", "ess", "log_ratio_max", "entropy", "head_mass_sampler", "head_mass_trainer",
     "tail_ratio_mean", "tail_ratio_max", "eos_rate", "response_length", "gradient_groups", "grad_norm", "update_norm",
-    "oracle_error", "seconds",
+    "oracle_error", "weights_read_back", "seconds",
 ]  # fmt: skip
 
 
@@ -367,7 +367,7 @@ def test_a_sampler_without_a_head_is_refused():
         ({"seed": -1}, "seed: expected a whole number"),
         ({"lr": 0.0}, "lr: expected a positive"),
         ({"weights": "fp3"}, "weights: format: expected one of"),
-        ({"task": "chess"}, "task: expected one of countdown_tiny, arithmetic, got 'chess'"),
+        ({"task": "chess"}, "task: expected one of countdown_tiny, countdown_three, countdown_one, arithmetic, got 'chess'"),
         ({"engine": "sglang"}, "engine: expected one of torch, vllm"),
         ({"optimizer": "lion"}, "optimizer: expected one of sgd, adamw"),
         ({"advantage": "rank"}, "advantage: expected one of mean, mean_std, raw, raw01"),
