@@ -13,7 +13,7 @@ from typing import Any
 
 from repro import manifest, measure_command
 from repro.errors import LaboratoryError
-from repro.executors import RUNNER, Interrupted, run_cells
+from repro.executors import Interrupted, run_cells
 from repro.manifest import Row
 from repro.plan import Plan, UsageError
 from repro.progress import duration
@@ -90,7 +90,7 @@ def command_run(arguments: argparse.Namespace) -> int:
     if arguments.take_shipped:
         _take_shipped(plan, store, manifest.load(arguments.manifest))
     outcomes = run_cells(
-        plan.cells, store, workers=arguments.workers, runner=arguments.runner, command=arguments.command_line
+        plan.cells, store, workers=arguments.workers, runner=plan.runner, command=arguments.command_line
     )
     failed = [outcome for outcome in outcomes if outcome.error is not None]
     for outcome in failed:
@@ -246,7 +246,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--arms", nargs="+", help="some of the row's arms")
         command.add_argument("--variants", nargs="+", help="some of the row's variants")
         command.add_argument("--checkpoints", nargs="+", help="some of the tier's warm starts, by name")
-        command.add_argument("--runner", default=RUNNER, help="trainer entry point, module:function")
+        command.add_argument("--runner", help="trainer entry point, module:function (default: the tier's)")
         command.add_argument("--out", type=Path, help="folder of data, figure and notebook")
         if function is command_run:
             command.add_argument("--workers", type=int, help="worker processes (default: one per core)")

@@ -27,12 +27,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from repro.errors import LaboratoryError
-from repro.manifest import Cell
+from repro.manifest import RUNNER, Cell
 from repro.progress import Progress
 from repro.provenance import ROOT, usable_cores
 from repro.store import Store
 
-RUNNER = "repro.trainer:run_cell"
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 

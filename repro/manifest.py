@@ -13,11 +13,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from repro.rows import BASE, NO_SETTINGS, Cell, ManifestError, Row, Settings, settings_of
+from repro.rows import BASE, NO_SETTINGS, Cell, GpuSettings, ManifestError, Row, Settings, settings_of
 
 __all__ = ["Cell", "ManifestError", "Row", "find", "load"]
 
 LAYOUTS = ("", "map")
+RUNNER = "repro.trainer:run_cell"
 MANIFEST = Path(__file__).with_name("manifest.toml")
 
 
@@ -47,6 +48,8 @@ def _convert(kind: Any, value: object, where: str) -> Any:
         return {name: _convert(get_args(kind)[1], item, f"{where}.{name}") for name, item in value.items()}
     if kind is Any:
         return value
+    if kind is Settings and isinstance(value, dict) and "device" in value:
+        kind = GpuSettings
     if hasattr(kind, "__dataclass_fields__"):
         return _build(kind, value, where)
     if kind is float and type(value) is int:
@@ -56,9 +59,9 @@ def _convert(kind: Any, value: object, where: str) -> Any:
     return value
 
 
-def _overrides(values: dict[str, Any], where: str) -> dict[str, Any]:
-    """``values`` with every entry checked to be a setting of the right type."""
-    hints = get_type_hints(Settings)
+def _overrides(values: dict[str, Any], settings: Settings, where: str) -> dict[str, Any]:
+    """``values`` with every entry checked to be one of ``settings`` and of the right type."""
+    hints = get_type_hints(type(settings))
     for name in values:
         if name not in hints:
             raise ManifestError(f"{where}: unknown key {name!r}; known: {', '.join(hints)}")
@@ -79,13 +82,13 @@ def _consistent(row: Row) -> Row:
         for key in NO_SETTINGS:
             if not _names(changes.get(key, ["a name"])):
                 raise ManifestError(f"row {row.id}.variants.{name}.{key}: expected a list of names, got {changes[key]!r}")
-        _overrides(settings_of(changes), f"row {row.id}.variants.{name}")
+        _overrides(settings_of(changes), row.settings, f"row {row.id}.variants.{name}")
     named = [c for pair in row.check.comparisons for c in (pair.better, pair.worse)]
     for condition in (*named, *row.check.improves, *row.published.ordering):
         if condition not in row.conditions():
             raise ManifestError(f"row {row.id}: {condition!r} is no condition of it: {', '.join(row.conditions())}")
     for name, tier in row.tiers.items():
-        _overrides(tier.settings, f"row {row.id}.tiers.{name}.settings")
+        _overrides(tier.settings, row.settings, f"row {row.id}.tiers.{name}.settings")
         if tier.steps < 1 or tier.eval_every < 1 or not tier.seeds or not tier.checkpoints:
             raise ManifestError(f"row {row.id}.tiers.{name}: steps, eval_every, seeds and checkpoints must be >= 1")
     return row
@@ -101,7 +104,8 @@ def _completed(entry: dict[str, Any], shared: dict[str, dict[str, Any]], name: s
         )
     tiers = entry.get("tiers", {})
     if isinstance(tiers, dict):
-        tiers = {key: {"settings": {}, **tier} if isinstance(tier, dict) else tier for key, tier in tiers.items()}
+        defaults = {"settings": {}, "runner": RUNNER}
+        tiers = {key: {**defaults, **tier} if isinstance(tier, dict) else tier for key, tier in tiers.items()}
     return {
         **entry,
         "settings": {**shared[base], **entry.get("settings", {})},

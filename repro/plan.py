@@ -24,12 +24,15 @@ def input_hashes(checkpoints: Sequence[str]) -> dict[str, dict[str, str]]:
         files = [ROOT / checkpoint / name for name in ("config.json", "model.safetensors")]
         for path in files:
             if not path.is_file():
-                raise UsageError(
-                    f"{portable(str(path))}: the warm start is missing; make it with "
-                    f"`python -m repro.warmstart --seed N --out {checkpoint}`"
-                )
+                raise UsageError(f"{portable(str(path))}: the start of a run is missing; {_how_to_get(checkpoint)}")
         hashes[checkpoint] = {path.name: file_sha256(path) for path in files}
     return hashes
+
+
+def _how_to_get(checkpoint: str) -> str:
+    if checkpoint.startswith("repro/checkpoints/"):
+        return f"make it with `python -m repro.warmstart --seed N --out {checkpoint}`"
+    return f"put a Hugging Face model (config, safetensors, tokenizer) into the folder {checkpoint} of the checkout"
 
 
 class Plan:
@@ -47,15 +50,15 @@ class Plan:
             raise UsageError(f"row {self.row.id}: no cell has all of the chosen variants, arms and warm starts")
         self.whole = self.cells == self.row.cells(arguments.tier)
         self.root: Path = arguments.store or ROOT / "repro" / "runs" / self.row.id / self.tier_name
-        self._runner = arguments.runner
+        self.runner: str = arguments.runner or self.tier.runner
 
     def header(self) -> dict[str, Any]:
         """What the store must have been written for."""
         return {
             "row": self.row.id,
             "tier": self.tier_name,
-            "runner": self._runner,
-            "inputs": input_hashes(self.tier.checkpoints),
+            "runner": self.runner,
+            "inputs": input_hashes(self.row.starts(self.tier_name)),
             "settings": {**vars(self.row.settings), **self.tier.settings, "steps": self.cells[0].config["steps"]},
         }
 

@@ -55,6 +55,17 @@ class Settings:
 
 
 @dataclass(frozen=True)
+class GpuSettings(Settings):
+    """The settings of `repro.gpu`, which says what the five more mean."""
+
+    device: str
+    compute: str
+    micro_batch: int
+    data_rows: int
+    eval_samples: int
+
+
+@dataclass(frozen=True)
 class Published:
     """What the literature reports for this figure; nothing here enters a computation. ``ordering`` lists conditions from
     best to worst as published, for the table "published / here"; it is empty where no ordering was published."""
@@ -93,7 +104,7 @@ class Check:
 @dataclass(frozen=True)
 class Tier:
     """How much of a row is run: every seed from every warm start, ``minutes`` of wall time on a machine with ``needs``.
-    ``settings`` replace single settings of the row."""
+    ``settings`` replace single settings of the row; ``runner`` is the trainer's entry point, module:function."""
 
     checkpoints: tuple[str, ...]
     seeds: tuple[int, ...]
@@ -102,6 +113,7 @@ class Tier:
     minutes: float
     needs: str
     settings: dict[str, Any]
+    runner: str
 
 
 @dataclass(frozen=True)
@@ -153,6 +165,10 @@ class Row:
         if name not in self.tiers:
             raise ManifestError(f"tier {name!r}: row {self.id} has the tiers: {', '.join(self.tiers)}")
         return self.tiers[name]
+
+    def starts(self, tier: str) -> list[str]:
+        """The folders that the cells of ``tier`` start from, each once."""
+        return list(dict.fromkeys(cell.config["checkpoint"] for cell in self.cells(tier)))
 
     def conditions(self) -> list[str]:
         """Every condition: an arm, or variant/arm where there are several variants."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 import torch
 from small_run import without_time
 from test_trainer import EXPECTED_COLUMNS
 
-from repro import losses
+from repro import losses, manifest
+from repro.__main__ import main
 from repro.arms import ARMS
 from repro.gpu.dry_run import SMALL, even_bytes
 from repro.gpu.engines import torch_engine
@@ -19,6 +23,7 @@ from repro.mismatch import measure
 from repro.oracle import OracleMismatch
 from repro.samplers.refit import RefitError
 from repro.state import StateError
+from repro.store import Store
 from repro.tasks import countdown
 
 
@@ -190,3 +195,28 @@ def test_settings_that_make_no_sense_are_refused(cell, change, message):
 def test_a_run_needs_a_model(cell):
     with pytest.raises(ValueError, match="checkpoint: required"):
         complete_config({k: v for k, v in cell().items() if k != "checkpoint"})
+
+
+def test_the_tier_runs_by_name_on_a_cpu_with_a_tiny_model(folder, tmp_path, capsys):
+    """Manifest, plan, store, worker and trainer together; only the device and the sizes are not those of the row."""
+    text = manifest.MANIFEST.read_text(encoding="utf-8").replace('"repro/models/start"', f'"{folder}"')
+    start = text.index("[settings.official]")
+    end = text.index("[[row]]", start)
+    for name, value in {**SMALL, "oracle_every": 2}.items():
+        part = re.sub(rf"(?m)^{name} = .*$", f"{name} = {json.dumps(value)}", text[start:end])
+        text, end = text[:start] + part + text[end:], start + len(part)
+    path = tmp_path / "manifest.toml"
+    path.write_text(text, encoding="utf-8")
+    where = ["countdown-official", "--tier", "gpu", "--manifest", str(path), "--store", str(tmp_path / "store")]
+    choice = ["--arms", "sc", "--seeds", "10", "--steps", "2"]
+    assert main(["run", *where, *choice, "--workers", "1", "--no-draw"]) == 0
+    store = Store.attach(tmp_path / "store")
+    (cell,) = manifest.load(path)["countdown-official"].cells("gpu", arms=["sc"], seeds=[10], steps=2)
+    rows, meta = store.read(cell)
+    assert store.header["runner"] == "repro.gpu.trainer:run_cell" and len(rows) == 2
+    assert rows[0]["oracle_error"] < 2e-5 and list(store.header["inputs"]) == [str(folder)]
+
+
+def test_the_tier_says_what_is_missing(capsys):
+    assert main(["plan", "countdown-official", "--tier", "gpu"]) == 2
+    assert "put a Hugging Face model" in capsys.readouterr().err

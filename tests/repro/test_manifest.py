@@ -6,10 +6,12 @@ import pytest
 
 from repro import manifest
 from repro.arms import ARMS
+from repro.gpu.settings import complete_config as gpu_config
 from repro.manifest import ManifestError
 from repro.oracle import LIMIT
 from repro.provenance import ROOT
 from repro.settings import TASKS, complete_config
+from repro.worker import resolve
 
 ROWS = manifest.load()
 TEXT = manifest.MANIFEST.read_text(encoding="utf-8")
@@ -21,7 +23,8 @@ def test_every_cell_is_a_complete_trainer_config(row):
     for tier in row.tiers:
         for cell in row.cells(tier):
             # nothing is left to the trainer's defaults: a changed default could not change what a key means
-            assert complete_config(cell.config) == cell.config
+            complete = gpu_config if tier == "gpu" else complete_config
+            assert complete(cell.config) == cell.config
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=list(ROWS))
@@ -29,10 +32,11 @@ def test_what_a_row_names_exists_and_its_texts_can_be_filled(row):
     assert (ROOT / row.notebook).is_file()
     for line in row.scaled_down:
         assert "{" not in line.format(**vars(row.settings), steps=1)
-    for tier in row.tiers.values():
+    for name, tier in row.tiers.items():
         assert tier.steps >= 2 * row.check.window, "the claim needs a first and a last window"
-        starts = {*tier.checkpoints, *(c for changes in row.variants.values() for c in changes.get("checkpoints", ()))}
-        assert all((ROOT / checkpoint / "model.safetensors").is_file() for checkpoint in starts)
+        if tier.runner == manifest.RUNNER:  # what another one starts from is the user's
+            assert all((ROOT / start / "model.safetensors").is_file() for start in row.starts(name))
+        assert callable(resolve(tier.runner))
         assert not set(tier.seeds) & set(row.tuning_seeds), "a figure shows a seed on which settings were chosen"
 
 
