@@ -107,6 +107,7 @@ def _bar(axes: Axes, place: float, values: Mapping, style: Style) -> None:
 def _legend(axes: Axes, styles: Mapping[str, Style]) -> None:
     axes.set_axis_off()
     marks = [
-        Line2D([], [], color=s.colour, marker=s.marker, markersize=5, linewidth=1.8, label=s.label) for s in styles.values()
+        Line2D([], [], color=s.colour, marker=s.marker, markersize=5, linewidth=1.8, label=s.label)
+        for s in styles.values()
     ]
     axes.legend(handles=marks, loc="upper left", ncols=len(marks), borderpad=0, borderaxespad=0, columnspacing=1.8)

@@ -77,11 +77,15 @@ def _consistent(row: Row) -> Row:
         if not values:
             raise ManifestError(f"row {row.id}.{name}: expected at least one")
     if row.layout not in LAYOUTS:
-        raise ManifestError(f"row {row.id}.layout: expected one of {', '.join(LAYOUTS[1:])} or none, got {row.layout!r}")
+        raise ManifestError(
+            f"row {row.id}.layout: expected one of {', '.join(LAYOUTS[1:])} or none, got {row.layout!r}"
+        )
     for name, changes in row.variants.items():
         for key in NO_SETTINGS:
             if not _names(changes.get(key, ["a name"])):
-                raise ManifestError(f"row {row.id}.variants.{name}.{key}: expected a list of names, got {changes[key]!r}")
+                raise ManifestError(
+                    f"row {row.id}.variants.{name}.{key}: expected a list of names, got {changes[key]!r}"
+                )
         _overrides(settings_of(changes), row.settings, f"row {row.id}.variants.{name}")
     named = [c for pair in row.check.comparisons for c in (pair.better, pair.worse)]
     for condition in (*named, *row.check.improves, *row.published.ordering):

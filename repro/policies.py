@@ -1,22 +1,20 @@
 """A tiny policy of the Qwen3 architecture as a functional forward pass over a dict of Hugging Face-named tensors.
 
-``forward``      full sequences, for training: logits [B, L, V], differentiable in the weights.
-``decode_step``  one token for the whole batch against a static key/value cache, for sampling.
-``fuse``         concatenates q/k/v and gate/up once per weight update, so that a decode step is four GEMMs a layer.
+``forward``  full sequences, for training: logits [B, L, V], differentiable in the weights.
+``fuse``     concatenates q/k/v and gate/up once per weight update, so that a decode step is four GEMMs a layer.
 
 The weights are exactly those of ``transformers.Qwen3ForCausalLM`` (RMSNorm, rotary positions, per-head q/k norm,
 grouped-query attention, SwiGLU, untied output head), so a saved folder loads in transformers and in vLLM.
 Weights are a plain dict because the same pass has to run on the trainer's tensors, on a stale copy of them and on a
-quantised copy, and because a sampler that quantises activations needs a hook at every linear layer's input.
+quantised copy. `repro.samplers.decoder` decodes; `repro.bench.plain_decode` does it without fused kernels.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +27,6 @@ from repro.kernels.causal_attention import attention
 from repro.kernels.training import add_norm, gated, norm
 
 State = dict[str, Tensor]
-Quantiser = Callable[[Tensor], Tensor]
 
 
 class CheckpointError(ValueError):
@@ -120,11 +117,6 @@ def rotary_tables(config: Qwen3Config, length: int) -> tuple[Tensor, Tensor]:
     return angles.cos(), angles.sin()
 
 
-def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return x * cosine + torch.cat([-second, first], dim=-1) * sine
-
-
 def fuse(state: Mapping[str, Tensor], config: Qwen3Config) -> list[State]:
     """Per layer the tensors of one block, with q/k/v and gate/up concatenated by rows (differentiable)."""
     layers = []
@@ -162,26 +154,6 @@ def unfuse(blocks: list[State], state: Mapping[str, Tensor], config: Qwen3Config
     return tensors
 
 
-def _norm(x: Tensor, weight: Tensor, config: Qwen3Config) -> Tensor:
-    return F.rms_norm(x, (x.shape[-1],), weight, config.rms_norm_eps)
-
-
-def _heads(x: Tensor, block: State, config: Qwen3Config, quantise: Quantiser | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalised queries [..., Hq, D], keys and values [..., Hkv, D] before rotation, from the block input [..., H]."""
-    x = _norm(x, block["norm_in"], config)
-    x = F.linear(quantise(x) if quantise else x, block["qkv"])
-    heads, kv = config.num_attention_heads, config.num_key_value_heads
-    q, k, v = x.unflatten(-1, (heads + 2 * kv, config.head_dim)).split([heads, kv, kv], dim=-2)
-    return _norm(q, block["q_norm"], config), _norm(k, block["k_norm"], config), v
-
-
-def _mlp(x: Tensor, block: State, config: Qwen3Config, quantise: Quantiser | None) -> Tensor:
-    h = _norm(x, block["norm_mid"], config)
-    gate, up = F.linear(quantise(h) if quantise else h, block["gate_up"]).chunk(2, dim=-1)
-    h = F.silu(gate) * up
-    return x + F.linear(quantise(h) if quantise else h, block["down"])
-
-
 def forward(state: Mapping[str, Tensor], config: Qwen3Config, tokens: Tensor) -> Tensor:
     """Logits [B, L, V] for token ids [B, L]; row t predicts token t + 1. Causal, positions from 0, no padding mask.
 
@@ -198,58 +170,6 @@ def forward(state: Mapping[str, Tensor], config: Qwen3Config, tokens: Tensor) ->
         h = gated(F.linear(h, block["gate_up"]))
         x, h = add_norm(x, F.linear(h, block["down"]), after, eps)
     return F.linear(h, state["lm_head.weight"]).unflatten(0, tokens.shape)
-
-
-class Cache(NamedTuple):
-    """Static key/value cache: per layer [B, Hkv, length, D] each."""
-
-    keys: list[Tensor]
-    values: list[Tensor]
-
-    @classmethod
-    def empty(cls, config: Qwen3Config, rows: int, length: int) -> Cache:
-        shape = (rows, config.num_key_value_heads, length, config.head_dim)
-        layers = range(config.num_hidden_layers)
-        return cls([torch.zeros(shape) for _ in layers], [torch.zeros(shape) for _ in layers])
-
-    def rows(self, index: Tensor) -> Cache:
-        """The cache of the rows in ``index`` (repeats allowed): expands prompts to samples and drops finished rows."""
-        return Cache([k[index] for k in self.keys], [v[index] for v in self.values])
-
-
-def decode_step(
-    state: Mapping[str, Tensor],
-    blocks: list[State],
-    config: Qwen3Config,
-    cache: Cache,
-    tables: tuple[Tensor, Tensor],
-    tokens: Tensor,
-    position: int,
-    quantise: Quantiser | None = None,
-    quantise_kv: Quantiser | None = None,
-) -> Tensor:
-    """Logits [B, V] after feeding ``tokens`` [B] at ``position``; writes the new keys and values into ``cache``.
-
-    ``blocks`` is ``fuse(state, config)``. ``quantise`` is applied to the input of every linear layer inside the blocks,
-    ``quantise_kv`` to keys (after rotation) and values as they are written; embeddings, norms and head stay as they are.
-    """
-    cosine, sine = tables[0][position], tables[1][position]
-    groups = config.num_attention_heads // config.num_key_value_heads
-    x = F.embedding(tokens, state["model.embed_tokens.weight"])
-    for layer, block in enumerate(blocks):
-        q, k, v = _heads(x, block, config, quantise)
-        q, k = _rotate(q, cosine, sine), _rotate(k, cosine, sine)
-        if quantise_kv:
-            k, v = quantise_kv(k), quantise_kv(v)
-        cache.keys[layer][:, :, position] = k
-        cache.values[layer][:, :, position] = v
-        keys, values = cache.keys[layer][:, :, : position + 1], cache.values[layer][:, :, : position + 1]
-        q = q.unflatten(1, (config.num_key_value_heads, groups))
-        scores = (q @ keys.transpose(-1, -2)) * config.head_dim**-0.5
-        attended = (torch.softmax(scores, dim=-1) @ values).flatten(1)
-        x = x + F.linear(quantise(attended) if quantise else attended, block["out"])
-        x = _mlp(x, block, config, quantise)
-    return F.linear(_norm(x, state["model.norm.weight"], config), state["lm_head.weight"])
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -18,7 +18,8 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from repro.bench import write_result
-from repro.policies import Cache, decode_step, forward, fuse, load_policy, rotary_tables
+from repro.bench.plain_decode import Cache, decode_step
+from repro.policies import forward, fuse, load_policy, rotary_tables
 from repro.provenance import ROOT
 from repro.quantise import quantise, quantise_weights
 from repro.samplers.torch_sampler import TorchSampler

@@ -4,10 +4,11 @@ One decode step of a layer is
 
     norm_round -> GEMM qkv -> attend -> GEMM out -> add_norm_round -> GEMM gate/up -> gate_round -> GEMM down
 
-on the rows still being generated. Keys lie in the cache in blocks of 16 positions, each transposed, [slot, head, block, dim,
-16]: a block's scores are sums of contiguous vectors, and a head's keys are read front to back. ``rows`` maps a row of the step to its slot of the cache:
-finished rows leave the step without copying anything. All arrays are float32 and contiguous, widths multiples of 8, the
-head dimension and the cache's positions multiples of 16; ``*_fmt`` are `rounding.Rounding`s.
+on the rows still being generated. Keys lie in the cache in blocks of 16 positions, each transposed, [slot, head, block,
+dim, 16]: a block's scores are sums of contiguous vectors, and a head's keys are read front to back. ``rows`` maps a row of
+the step to its slot of the cache: finished rows leave the step without copying anything. All arrays are float32 and
+contiguous, widths multiples of 8, the head dimension and the cache's positions multiples of 16; ``*_fmt`` are
+`rounding.Rounding`s.
 
 NaN and infinities pass through: a diverged policy must reach the sampler's own check.
 """

@@ -131,12 +131,18 @@ def test_the_map_has_a_line_per_variant_and_pairs_each_arm_with_the_plain_gradie
     assert [tick.get_text() for tick in mismatch.get_yticklabels()] == list(row.variants)
     assert mismatch.get_xlabel().endswith("[nats/token]") and "percentage points" in gaps.get_xlabel()
     means = {
-        axes: [line.get_xdata()[0] for line in axes.get_lines() if line.get_markersize() == 5 and len(line.get_xdata()) == 1]
+        axes: [
+            line.get_xdata()[0]
+            for line in axes.get_lines()
+            if line.get_markersize() == 5 and len(line.get_xdata()) == 1
+        ]
         for axes in (ends, gaps)
     }
     assert len(means[ends]) == 3 * len(row.variants) and len(means[gaps]) == 2 * len(row.variants)
     part = data[data["variant"] == "11 tokens"]
-    by_arm = {arm: pd.Series(window_means(part, arm, "train_accuracy", 20)).groupby(level=0).mean().mean() for arm in row.arms}
+    by_arm = {
+        arm: pd.Series(window_means(part, arm, "train_accuracy", 20)).groupby(level=0).mean().mean() for arm in row.arms
+    }
     place = 3 * list(row.variants).index("11 tokens")
     np.testing.assert_allclose(means[ends][place : place + 3], [by_arm[arm] for arm in row.arms])
     place = 2 * list(row.variants).index("11 tokens")

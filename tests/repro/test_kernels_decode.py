@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from repro.bench.plain_decode import Cache, decode_step
 from repro.kernels import decode
 from repro.kernels.rounding import round_row, rounding
-from repro.policies import Cache, decode_step, fuse, initial_state, rotary_tables, tiny_config
+from repro.policies import fuse, initial_state, rotary_tables, tiny_config
 from repro.quantise import FORMATS, quantise
 from repro.samplers.torch_sampler import TorchSampler
 from repro.tasks import countdown_tiny as task

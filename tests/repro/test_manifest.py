@@ -129,8 +129,12 @@ def test_unknown_row_lists_the_known_ones():
         ('better = "sc", worse', 'better = "ppo", worse', r"countdown-fig4: 'ppo' is no condition of it"),
         ('base = "countdown"', 'base = "chess"', r"row countdown-fig4.base: expected one of countdown, .*got 'chess'"),
         ('layout = "map"', 'layout = "chart"', r"row countdown-map.layout: expected one of map or none, got 'chart'"),
-        ('checkpoints = ["repro/checkpoints/countdown_one_seed0", "repro/checkpoints/countdown_one_seed1", '
-         '"repro/checkpoints/countdown_one_seed2"]', "checkpoints = []", r"11 tokens.checkpoints: expected a list of names"),
+        (
+            'checkpoints = ["repro/checkpoints/countdown_one_seed0", "repro/checkpoints/countdown_one_seed1", '
+            '"repro/checkpoints/countdown_one_seed2"]',
+            "checkpoints = []",
+            r"11 tokens.checkpoints: expected a list of names",
+        ),
         ("[settings.countdown]", "[setting.countdown]", r"unknown key 'setting'; known: row, settings"),
         ("[[row]]", "[[row]", r"not valid TOML"),
         ("[row.check]", "[row.checks]", r"row countdown-fig4: unknown key 'checks'"),

@@ -9,11 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
 
+from repro.bench.plain_decode import Cache, decode_step
 from repro.policies import (
-    Cache,
     CheckpointError,
     check_state,
-    decode_step,
     expected_shapes,
     forward,
     fuse,

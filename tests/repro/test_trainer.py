@@ -367,7 +367,10 @@ def test_a_sampler_without_a_head_is_refused():
         ({"seed": -1}, "seed: expected a whole number"),
         ({"lr": 0.0}, "lr: expected a positive"),
         ({"weights": "fp3"}, "weights: format: expected one of"),
-        ({"task": "chess"}, "task: expected one of countdown_tiny, countdown_three, countdown_one, arithmetic, got 'chess'"),
+        (
+            {"task": "chess"},
+            "task: expected one of countdown_tiny, countdown_three, countdown_one, arithmetic, got 'chess'",
+        ),
         ({"engine": "sglang"}, "engine: expected one of torch, vllm"),
         ({"optimizer": "lion"}, "optimizer: expected one of sgd, adamw"),
         ({"advantage": "rank"}, "advantage: expected one of mean, mean_std, raw, raw01"),
