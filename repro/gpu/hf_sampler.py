@@ -25,7 +25,7 @@ from repro.gpu.fp8_linear import check_fp8, quantise_blocks
 from repro.gpu.hf_policy import HFPolicy, positions_of, real_tokens
 from repro.policies import State
 from repro.quantise import quantise
-from repro.samplers import Rollout, RolloutError
+from repro.samplers import Rollout, RolloutError, check_request
 
 
 class RoundedCache(DynamicCache):
@@ -108,7 +108,12 @@ class HFSampler:
         head_k: int,
     ) -> Rollout:
         """See :class:`repro.samplers.Sampler`; everything is returned on the CPU."""
-        self._check_request(prompts, samples_per_prompt, max_tokens, temperature, head_k)
+        if self.version < 0:
+            raise RolloutError("load_weights has not been called: the sampler has no policy to sample from")
+        check_request(
+            prompts, samples_per_prompt, max_tokens, temperature, head_k, vocabulary=self.vocabulary,
+            positions=self.model.config.max_position_embeddings,
+        )  # fmt: skip
         number = prompts.shape[0]
         rows = number * samples_per_prompt
         uniforms = torch.rand((max_tokens, rows), dtype=torch.float64, generator=generator).to(self.device)
@@ -187,23 +192,3 @@ class HFSampler:
             **{self._cache_argument: cache},
         )  # fmt: skip
         return output.logits[:, -1].float()
-
-    def _check_request(self, prompts, samples_per_prompt, max_tokens, temperature, head_k) -> None:
-        if self.version < 0:
-            raise RolloutError("load_weights has not been called: the sampler has no policy to sample from")
-        if prompts.ndim != 2 or prompts.dtype != torch.int64 or min(prompts.shape) < 1:
-            raise RolloutError(f"prompts: expected int64 [N, P], got {prompts.dtype} {tuple(prompts.shape)}")
-        if samples_per_prompt < 1 or max_tokens < 1:
-            raise RolloutError(
-                f"samples_per_prompt and max_tokens must be at least 1, got {samples_per_prompt} and {max_tokens}"
-            )
-        if not 0 <= head_k <= self.vocabulary:
-            raise RolloutError(f"head_k: expected 0..{self.vocabulary} (the vocabulary), got {head_k}")
-        if not temperature > 0:
-            raise RolloutError(f"temperature: expected a positive number, got {temperature}")
-        limit = self.model.config.max_position_embeddings
-        if prompts.shape[1] + max_tokens > limit:
-            raise RolloutError(
-                f"max_tokens: {prompts.shape[1]} prompt tokens and {max_tokens} response tokens exceed the model's "
-                f"{limit} positions"
-            )

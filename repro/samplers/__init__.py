@@ -106,6 +106,39 @@ class Rollout:
             raise RolloutError(f"{name}: {why}; first at row {row}, token {position}{got}")
 
 
+def check_request(
+    prompts: Tensor,
+    samples_per_prompt: int,
+    max_tokens: int,
+    temperature: float,
+    head_k: int,
+    *,
+    vocabulary: int,
+    positions: int,
+    coldest: float = 0.0,
+) -> None:
+    """Raise `RolloutError` unless a model of ``vocabulary`` tokens and ``positions`` can serve the request of a sampler.
+
+    ``coldest``: the temperature must lie above 0 and not below it.
+    """
+    if prompts.ndim != 2 or prompts.dtype != torch.int64 or min(prompts.shape) < 1:
+        raise RolloutError(f"prompts: expected int64 [N, P], got {prompts.dtype} {tuple(prompts.shape)}")
+    if samples_per_prompt < 1 or max_tokens < 1:
+        raise RolloutError(
+            f"samples_per_prompt and max_tokens must be at least 1, got {samples_per_prompt} and {max_tokens}"
+        )
+    if not 0 <= head_k <= vocabulary:
+        raise RolloutError(f"head_k: expected 0..{vocabulary} (the vocabulary), got {head_k}")
+    if not (temperature > 0 and temperature >= coldest):
+        wanted = f"at least {coldest:g}" if coldest else "a positive number"
+        raise RolloutError(f"temperature: expected {wanted}, got {temperature}")
+    if prompts.shape[1] + max_tokens > positions:
+        raise RolloutError(
+            f"max_tokens: {prompts.shape[1]} prompt tokens and {max_tokens} response tokens exceed the model's "
+            f"{positions} positions"
+        )
+
+
 class Sampler(Protocol):
     """What the trainer needs from an engine. One that also has ``held_weights() -> dict[str, Tensor]``, the quantised
     tensors that it samples from, has them compared with the trainer's after every update (`repro.readback`)."""

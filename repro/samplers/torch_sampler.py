@@ -17,7 +17,7 @@ from repro.kernels.decode import draw
 from repro.kernels.rounding import rounding
 from repro.policies import State, check_state, fuse, unfuse
 from repro.quantise import grid, quantise_weights
-from repro.samplers import Rollout, RolloutError
+from repro.samplers import Rollout, RolloutError, check_request
 from repro.samplers.decoder import Decoder
 
 
@@ -72,7 +72,12 @@ class TorchSampler:
         head_k: int,
     ) -> Rollout:
         """See :class:`repro.samplers.Sampler`. ``logp_sampler_full`` is always recorded: the vocabulary is small."""
-        self._check_request(prompts, samples_per_prompt, max_tokens, temperature, head_k)
+        if self._state is None:
+            raise RolloutError("load_weights has not been called: the sampler has no policy to sample from")
+        check_request(
+            prompts, samples_per_prompt, max_tokens, temperature, head_k, vocabulary=self.config.vocab_size,
+            positions=self.config.max_position_embeddings,
+        )  # fmt: skip
         number, prompt_length = prompts.shape
         rows = number * samples_per_prompt
         uniforms = torch.rand((max_tokens, rows), dtype=torch.float64, generator=generator).numpy()
@@ -131,22 +136,3 @@ class TorchSampler:
         values = torch.full((*mask.shape, head_k), -torch.inf)
         values[mask], ids[mask] = logp[mask].topk(head_k, dim=-1)
         return ids, values
-
-    def _check_request(self, prompts, samples_per_prompt, max_tokens, temperature, head_k) -> None:
-        if self._state is None:
-            raise RolloutError("load_weights has not been called: the sampler has no policy to sample from")
-        if prompts.ndim != 2 or prompts.dtype != torch.int64 or min(prompts.shape) < 1:
-            raise RolloutError(f"prompts: expected int64 [N, P], got {prompts.dtype} {tuple(prompts.shape)}")
-        if samples_per_prompt < 1 or max_tokens < 1:
-            raise RolloutError(
-                f"samples_per_prompt and max_tokens must be at least 1, got {samples_per_prompt} and {max_tokens}"
-            )
-        if not 0 <= head_k <= self.config.vocab_size:
-            raise RolloutError(f"head_k: expected 0..{self.config.vocab_size} (the vocabulary), got {head_k}")
-        if not temperature > 0:
-            raise RolloutError(f"temperature: expected a positive number, got {temperature}")
-        if prompts.shape[1] + max_tokens > self.config.max_position_embeddings:
-            raise RolloutError(
-                f"max_tokens: {prompts.shape[1]} prompt tokens and {max_tokens} response tokens exceed the model's "
-                f"{self.config.max_position_embeddings} positions"
-            )

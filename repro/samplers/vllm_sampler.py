@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import Qwen3Config
 
 from repro.policies import State, check_state
-from repro.samplers import RolloutError
+from repro.samplers import RolloutError, check_request
 from repro.samplers.refit import RefitCheck, probe_of_task
 from repro.samplers.vllm_decode import Response, VersionedRollout, assemble, decode, join, recorded
 from repro.samplers.vllm_engine import last_line, runs_on_cpu, start_engine
@@ -30,6 +30,7 @@ from repro.samplers.vllm_weights import QUANTISATIONS, checkpoint_tensors, refil
 DTYPES = ("float32", "bfloat16")
 KV_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 SEEDS = 2**63 - 1
+COLDEST = 0.01  # vLLM silently raises smaller temperatures to it, and takes 0 for greedy decoding
 
 
 class VllmSampler:
@@ -267,22 +268,10 @@ class VllmSampler:
     def _check_request(self, prompts, samples_per_prompt, max_tokens, temperature, head_k) -> None:
         if self._engine is None:
             raise RolloutError("load_weights has not been called, or the engine failed since: no policy to sample from")
-        if prompts.ndim != 2 or prompts.dtype != torch.int64 or min(prompts.shape) < 1:
-            raise RolloutError(f"prompts: expected int64 [N, P], got {prompts.dtype} {tuple(prompts.shape)}")
-        if samples_per_prompt < 1 or max_tokens < 1:
-            raise RolloutError(
-                f"samples_per_prompt and max_tokens must be at least 1, got {samples_per_prompt} and {max_tokens}"
-            )
-        if not 0 <= head_k <= self.config.vocab_size:
-            raise RolloutError(f"head_k: expected 0..{self.config.vocab_size} (the vocabulary), got {head_k}")
-        if not temperature >= 0.01:  # vLLM silently raises smaller ones to 0.01 and takes 0 for greedy decoding
-            raise RolloutError(f"temperature: expected at least 0.01, got {temperature}")
-        limit = self.config.max_position_embeddings
-        if prompts.shape[1] + max_tokens > limit:
-            raise RolloutError(
-                f"max_tokens: {prompts.shape[1]} prompt tokens and {max_tokens} response tokens exceed the model's "
-                f"{limit} positions"
-            )
+        check_request(
+            prompts, samples_per_prompt, max_tokens, temperature, head_k, vocabulary=self.config.vocab_size,
+            positions=self.config.max_position_embeddings, coldest=COLDEST,
+        )  # fmt: skip
 
 
 def vllm_sampler_from_config(config: Mapping[str, Any], policy_config: Qwen3Config, eos: int, pad: int) -> VllmSampler:
