@@ -3,7 +3,8 @@
 sampler     tokens per second of the simulated engine against ``transformers.generate`` of the same policy, prompts and
             batch (float32, key/value cache, sampling at temperature 1), and against the plain torch decode step
 training    one forward and backward pass of 32 responses: fused kernels against transformers' Qwen3 in eager torch
-step        seconds of a whole training step (32 x 8 responses, quantised sampler, score centering) and its parts
+step        seconds of a whole training step (32 x 8 responses, quantised sampler, score centering)
+products    seconds of the matrix products alone, same shapes and number: the floor of both, whatever is fused around them
 """
 
 from __future__ import annotations
@@ -107,10 +108,37 @@ def step() -> dict[str, float]:
     return {"sc": median(seconds(trainer.run_step) for _ in range(ROUNDS))}
 
 
+def products() -> dict[str, float]:
+    """Seconds of the float32 matrix products of one sampler call, and of forward and backward of 256 x 60 tokens."""
+    _, config = load_policy(CHECKPOINT)
+    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    layer = [(hidden, (heads + 2 * kv_heads) * dim), (heads * dim, hidden), (hidden, 2 * inner), (inner, hidden)]
+    shapes = layer * config.num_hidden_layers + [(hidden, config.vocab_size)]
+
+    def multiply(rows: int, repeats: int, backward: bool):
+        sides = [(torch.randn(rows, n), torch.randn(n, m), torch.randn(rows, m)) for n, m in shapes]
+
+        def run() -> None:
+            for _ in range(repeats):
+                for x, weight, upstream in sides:
+                    torch.mm(x, weight)
+                    if backward:
+                        torch.mm(upstream, weight.t())
+                        torch.mm(x.t(), upstream)
+
+        return run
+
+    steps = task.PROMPT_LENGTH + task.MAX_RESPONSE
+    return interleaved(
+        sampler=multiply(PROMPTS * SAMPLES, steps, False), training=multiply(32 * 60, PROMPTS * SAMPLES // 32, True)
+    )
+
+
 def main() -> None:
     torch.set_num_threads(1)
     tokens = PROMPTS * SAMPLES * task.MAX_RESPONSE
-    sampled, trained, whole = sampler(), training(), step()
+    sampled, trained, whole, floor = sampler(), training(), step(), products()
     result = {
         "threads": 1,
         "sampler_seconds": {name: round(value, 3) for name, value in sampled.items()},
@@ -120,6 +148,7 @@ def main() -> None:
         "training_milliseconds": {name: round(1e3 * value, 1) for name, value in trained.items()},
         "training_over_transformers": round(trained["transformers"] / trained["fused"], 2),
         "step_seconds": round(whole["sc"], 3),
+        "matrix_product_seconds": {name: round(value, 3) for name, value in floor.items()},
         "largest_memory_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
     }
     print(write_result("laboratory", result).read_text())
