@@ -23,17 +23,34 @@ from repro.claims import (
     complete,
     conditions,
     evaluate,
-    extent,
+    extent_per_condition,
+    fullest,
     judge,
     ordering,
     overall,
     replicates,
 )
+from repro.figure_layouts import arms_figure, constant_figure, layout_of, map_figure, variants_figure
+from repro.figure_map import FIRST
 from repro.figure_styles import label as arm_label
 from repro.figures import ORACLE_LIMIT, largest_oracle_error
 from repro.rows import Check, Row, checkpoint_name, settings_of
 from repro.statistics import RESAMPLES, sign_flip_floor
 from repro.survival import survivals
+
+PANELS = {
+    arms_figure: "The large panels show the accuracy of the samples that train (sampler q) and of the trainer p on "
+    "{eval_problems} held-out problems; the small ones KL(q||p), the effective sample size of the raw ratios p/q, the share of "
+    "responses that end, and the gradient's norm.",
+    variants_figure: "A column per variant shows the accuracy of the samples that train (sampler q) and the ends of its arms; "
+    "where the variants are values of one setting, the ends follow against it, with the trainer's accuracy on {eval_problems} "
+    "held-out problems beside them.",
+    constant_figure: "The panels show the accuracy of the samples that train (sampler q), the share of responses that end, and "
+    "KL(q||p).",
+    map_figure: "Left KL(q||p) of the plain policy gradient in the first {first} steps, in the middle the mean accuracy of the "
+    "samples that train (sampler q) in the last {window} steps, right its difference to the plain policy gradient from the "
+    "same warm start with the same seed.",
+}
 
 
 def label(condition: str) -> str:
@@ -150,7 +167,7 @@ def describe_anchors(data: pd.DataFrame) -> str:
 
 def describe_correction(data: pd.DataFrame, comparisons: int) -> str:
     """How the comparisons are corrected, and what so few checkpoints and replicates cannot show."""
-    runs = replicates(data)
+    runs = fullest(data)
     checkpoints = len({replicate.checkpoint for replicate in runs})
     together = "The one comparison has" if comparisons == 1 else f"The {comparisons} comparisons share"
     return (
@@ -190,10 +207,8 @@ def caption(row: Row, data: pd.DataFrame, meta: Mapping[str, Any]) -> str:
     lines = [
         f"**{row.title}** ({row.figure}; tier {meta['tier']}).",
         "",
-        f"Measured: {len(conditions(data))} conditions x {extent(runs)} x {meta['steps']} steps{_missing(meta)}. The large "
-        f"panels show the accuracy of the samples that train (sampler q) and of the trainer p on {settings['eval_problems']} "
-        "held-out problems; the small ones KL(q||p), the effective sample size of the raw ratios p/q, the share of responses "
-        "that end, and the gradient's norm.",
+        f"Measured: {len(conditions(data))} conditions x {extent_per_condition(data)} x {meta['steps']} steps{_missing(meta)}. "
+        + PANELS[layout_of(row, data)].format(**settings, first=FIRST, window=check.window),
         "",
         f"Warm starts: {', '.join(dict.fromkeys(replicate.checkpoint for replicate in runs))}. "
         + describe_seeds({replicate.seed for replicate in runs}, row.tuning_seeds),

@@ -201,6 +201,21 @@ def extent(names: Sequence[Replicate]) -> str:
     return f"{checkpoints} x {seeds} {'seed' if seeds == 1 else 'seeds'}"
 
 
+def fullest(data: pd.DataFrame) -> list[Replicate]:
+    """The replicates of the variant that has most of them: variants may start from warm starts of their own."""
+    return max((replicates(part) for _, part in complete(data).groupby("variant")), key=len)
+
+
+def extent_per_condition(data: pd.DataFrame) -> str:
+    """`extent` of every variant where they agree, else the smallest and the largest number of replicates."""
+    parts = [replicates(part) for _, part in complete(data).groupby("variant", sort=False)]
+    texts = {extent(part) for part in parts}
+    if len(texts) == 1:
+        return texts.pop()
+    counts = sorted(map(len, parts))
+    return f"{counts[0]} to {counts[-1]} replicates"
+
+
 def _generator() -> np.random.Generator:
     return np.random.default_rng(BOOTSTRAP_SEED)
 

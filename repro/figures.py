@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from repro import figure_panels as panels
 from repro.arms import ARMS
-from repro.claims import complete, extent, replicates
+from repro.claims import complete, extent_per_condition
 from repro.figure_layouts import SMALL_PANELS, arms_figure, constant_figure, layout_of
 from repro.figure_styles import STYLES, FigureDataError, house_style
 from repro.provenance import embed, write_atomic
@@ -104,7 +104,7 @@ def note(row: Row, data: pd.DataFrame) -> str:
         if error is None
         else f"Largest gradient error against the float64 reference: {error:.1e} (limit {ORACLE_LIMIT:.0e})."
     )
-    return f"{extent(replicates(data))} per condition: {drawn}.{average}{quantised} {oracle}"
+    return f"{extent_per_condition(data)} per condition: {drawn}.{average}{quantised} {oracle}"
 
 
 def _simulated(row: Row, data: pd.DataFrame) -> bool:

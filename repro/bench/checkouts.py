@@ -40,7 +40,12 @@ class Stepper:
     def __init__(self, folder: Path):
         environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", CHILD], cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", CHILD],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         if self.process.stdout.readline().strip() != "ready":
             raise RuntimeError(f"{folder}: the run did not start; see the message above")
@@ -71,7 +76,8 @@ def main(arguments: list[str] | None = None) -> None:
         "threads": 1,
         "step_seconds": {"here": round(here, 3), "other": round(there, 3)},
         "step_seconds_fastest": {
-            name: round(min(column), 3) for name, column in zip(("here", "other"), zip(*times, strict=True), strict=True)
+            name: round(min(column), 3)
+            for name, column in zip(("here", "other"), zip(*times, strict=True), strict=True)
         },
         "other_over_here": round(median(b / a for a, b in times), 2),
     }

@@ -227,3 +227,20 @@ def test_ordering_is_the_one_that_came_out():
     assert [interval.mean for _, interval in order] == pytest.approx([0.5, 0.375, 0.125])
     assert 0.25 <= order[1][1].low < 0.375 < order[1][1].high <= 0.5
     assert order == claims.ordering(data.sort_values("step"), "accuracy", 4)
+
+
+def test_variants_with_warm_starts_of_their_own_are_counted_per_condition():
+    def part(variant, starts, seeds):
+        return pd.DataFrame(
+            [
+                {"variant": variant, "arm": "pg", "checkpoint": start, "seed": seed, "step": 1}
+                for start in starts
+                for seed in seeds
+            ]
+        )
+
+    same = pd.concat([part("a", ("x", "y"), (1, 2)), part("b", ("z", "w"), (1, 2))])
+    assert claims.extent_per_condition(same) == "2 checkpoints x 2 seeds" and len(claims.fullest(same)) == 4
+    ragged = pd.concat([part("a", ("x", "y"), (1, 2)), part("b", ("z",), (1,))])
+    assert claims.extent_per_condition(ragged) == "1 to 4 replicates"
+    assert {replicate.checkpoint for replicate in claims.fullest(ragged)} == {"x", "y"}
