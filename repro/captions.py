@@ -227,7 +227,7 @@ def caption(row: Row, data: pd.DataFrame, meta: Mapping[str, Any]) -> str:
         "",
         results_table(data, check),
         "",
-        streaks.table(data),
+        streaks.table(data, label),
         "",
         *([text, ""] if (text := " ".join(filter(None, (streaks.transfers(data), describe_anchors(data))))) else []),
         f"Claim: {row.claim} Overall{', of what this scale tests' if len(tested) < len(verdicts) else ''}: "

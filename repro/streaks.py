@@ -7,7 +7,7 @@ streak that ends is a run that came back. The form of the table follows the repo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -33,8 +33,9 @@ def streaks(data: pd.DataFrame, condition: str) -> dict[Replicate, tuple[int, in
     return {name: (longest_streak(accuracy[name] == 0), longest_streak(norm[name] == 0)) for name in accuracy}
 
 
-def table(data: pd.DataFrame) -> str:
-    """Every condition with its mean reward at both ends, held-out accuracy at both ends, and its longest streaks: Markdown."""
+def table(data: pd.DataFrame, name_of: Callable[[str], str]) -> str:
+    """Every condition, named by ``name_of``, with its mean reward and held-out
+    accuracy at both ends and its longest streaks: Markdown."""
     steps = int(data.groupby(["variant", "arm", "checkpoint", "seed"])["step"].max().min())
     window = min(WINDOW, steps)
     lines = [
@@ -53,7 +54,7 @@ def table(data: pd.DataFrame) -> str:
         ends = [np.mean([run.iloc[place] for run in held_out if len(run)]) for place in (0, -1)]
         found = streaks(data, name).values()
         lines.append(
-            f"| {name} | {first:+.3f} | {last:+.3f} | {ends[0]:.3f} | {ends[1]:.3f} "
+            f"| {name_of(name)} | {first:+.3f} | {last:+.3f} | {ends[0]:.3f} | {ends[1]:.3f} "
             f"| {max(one for one, _ in found)} | {max(other for _, other in found)} |"
         )
     return "\n".join(lines)

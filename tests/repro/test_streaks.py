@@ -44,9 +44,9 @@ def test_streaks_of_every_replicate():
 
 def test_the_table_has_both_ends_and_the_worst_replicate(monkeypatch):
     monkeypatch.setattr(streaks, "WINDOW", 2)
-    line = streaks.table(runs()).splitlines()[-1]
+    line = streaks.table(runs(), str.upper).splitlines()[-1]
     # rewards: first two steps (0, -.5; 0, -1), last two (-1, -1; .5, 1); held out .4, .4 and .2, .8
-    assert line == "| pg | -0.375 | -0.125 | 0.400 | 0.500 | 3 | 3 |"
+    assert line == "| PG | -0.375 | -0.125 | 0.400 | 0.500 | 3 | 3 |"
 
 
 def test_transfers_are_counted_where_they_are_recorded():
