@@ -153,7 +153,7 @@ def draw(logits, temperature, uniforms, rows, step, logq, tokens):
     """
     vocabulary, inverse = logits.shape[1], np.float32(1.0 / temperature)
     mass = np.empty((vocabulary + WIDTH - 1) // WIDTH * WIDTH, np.float32)
-    mass[vocabulary:] = 0
+    mass[vocabulary:] = 0  # filled up to whole lanes; what becomes of these entries is never read
     for r in range(logits.shape[0]):
         row = rows[r]
         top, infected = np.float32(-np.inf), np.float32(0)
