@@ -18,6 +18,7 @@ from repro.publication import DATA, execute, load
 
 NOTEBOOK = ROOT / "notebooks" / "figures" / "measure_smollm2.ipynb"
 TABLE = "table.md"
+ONE_SIDED = 0.5  # |mean d| over mean |d| from which a difference counts as one-sided
 WORDS = {
     "abs_mean": "mean abs d, nats",
     "abs_max": "largest abs d, nats",
@@ -90,6 +91,25 @@ def _at(summary: pd.DataFrame, sampler: str, metric: str, number: int) -> str:
     return shown(value(summary, sampler, metric, number)) if len(at) else "no tokens"
 
 
+def one_sided(records: pd.DataFrame) -> str:
+    """The samplers whose differences mostly have one sign, in words; empty where there is none."""
+    found = []
+    for sampler in samplers(records):
+        mine = records[records["sampler"] == sampler]
+        d = mine["logp_trainer"] - mine["logp_sampler"]
+        if abs(d.mean()) > ONE_SIDED * d.abs().mean():
+            share = max((d > 0).mean(), (d < 0).mean())
+            found.append(
+                f"{sampler} (mean d {d.mean():+.2g}, mean |d| {d.abs().mean():.2g}, one sign in {share:.0%} of tokens)"
+            )
+    if not found:
+        return ""
+    return (
+        f"One-sided: {'; '.join(found)}. A difference that nearly all tokens share shifts whole rows, as the rounding of a "
+        "normaliser over the vocabulary does; the rounding of weights or keys has both signs."
+    )
+
+
 def headline(records: pd.DataFrame, summary: pd.DataFrame, meta: Mapping[str, Any]) -> str:
     """The title: the model, and mean |d log p| of every sampler."""
     found = ", ".join(f"{name} {value(summary, name, 'abs_mean')['value']:.2g}" for name in samplers(records))
@@ -125,6 +145,7 @@ def caption(records: pd.DataFrame, summary: pd.DataFrame, meta: Mapping[str, Any
         "intervals of the maximum-driven quantities (chi-square, raw ESS) are narrower than their nominal level. The KL of the "
         "head's tokens and one tail slot is a lower bound of KL(q‖p). " + compared,
         "",
+        *([text, ""] if (text := one_sided(records)) else []),
         table(records, summary),
         "Commands:",
         "",

@@ -128,3 +128,13 @@ def test_the_table_says_what_the_data_say():
     assert f"{overall(summary, 'b').loc['abs_mean', 'value']:.3g} [" in text
     assert "| 1e-07 (110 tokens) | not compared |" in text and "| 6, 110 | 6, 110 |" in text
     assert "\n| 19-20 | " in text
+
+
+def test_a_difference_with_one_sign_is_named_and_a_symmetric_one_is_not():
+    rng = np.random.default_rng(0)
+    noise = rng.standard_normal(400)
+    shifted = pd.DataFrame({"sampler": "shifted", "logp_sampler": -1.0, "logp_trainer": -1.0 - 1e-5 + 2e-6 * noise})
+    noisy = pd.DataFrame({"sampler": "noisy", "logp_sampler": -1.0, "logp_trainer": -1.0 + 0.1 * noise})
+    text = measure_report.one_sided(pd.concat([shifted, noisy]))
+    assert text.startswith("One-sided: shifted (mean d -1e-05") and "one sign in 100%" in text and "noisy" not in text
+    assert measure_report.one_sided(noisy) == ""
