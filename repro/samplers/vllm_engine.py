@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import Qwen3Config
 
 from repro.errors import LaboratoryError
