@@ -169,7 +169,7 @@ def vllm_responses(
             enforce_eager=True,
             skip_tokenizer_init=True,
             generation_config="vllm",
-            **device_options(),
+            **device_options(fmt.quantization),
         )
     except Exception as error:  # vLLM raises many kinds for formats that a machine has no kernel for
         raise EngineUnavailable(f"vLLM {vllm.__version__} does not start as {fmt.label}: {last_line(error)}") from error

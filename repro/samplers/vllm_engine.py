@@ -51,7 +51,7 @@ def start_engine(
                 enforce_eager=True,
                 skip_tokenizer_init=True,
                 generation_config="vllm",
-                **device_options(),
+                **device_options(quantization),
             )
         except Exception as error:
             raise EngineUnavailable(
@@ -71,14 +71,14 @@ def runs_on_cpu() -> bool:
     return current_platform.is_cpu()
 
 
-def device_options() -> dict[str, Any]:
+def device_options(quantization: str | None) -> dict[str, Any]:
     """Engine arguments that differ between devices, and the device's own settings made. Only the CPU has been run."""
-    if runs_on_cpu():
-        # With AMX oneDNN takes fp8 products with one scale per tensor, which is how vLLM calls them, and computes them in its
-        # reference kernel: 5.4 s where torch's own emulation takes 27 ms (32 x 576 x 1536). Nothing else here needs oneDNN.
-        torch.backends.mkldnn.enabled = False
-        return {"block_size": 32}  # the CPU's own default of 128 tokens would never cache a sequence of ours
-    return {"gpu_memory_utilization": 0.3}  # the trainer shares the device
+    if not runs_on_cpu():
+        return {"gpu_memory_utilization": 0.3}  # the trainer shares the device
+    # On a processor with AMX oneDNN takes fp8 products with one scale per tensor, which is how vLLM calls them, and computes
+    # them in its reference kernel: 5.4 s where torch's own emulation takes 27 ms (32 x 576 x 1536). The int8 kernels need it.
+    torch.backends.mkldnn.enabled = quantization != "fp8_per_channel"
+    return {"block_size": 32}  # the CPU's own default of 128 tokens would never cache a sequence of ours
 
 
 def _import_vllm() -> Any:
