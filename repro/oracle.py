@@ -1,8 +1,9 @@
 """Hold a training loss's float32 gradient against the float64 reference, on the very numbers that train.
 
 The contract's accuracy scale makes the error dimensionless: per token, the largest gradient difference over the
-vocabulary divided by coef * |A| * (1 + max(1, w)) / temperature. A float32 loss that is right stays near 1e-7; a loss
-that is wrong in definition is off by 1e-2 or more.
+vocabulary divided by coef * |A| * (1 + max(1, w)) / temperature, or by the token's own largest gradient where that is
+larger: a surrogate's unclipped ratio is no weight w and multiplies the rounding of a log-prob as much. A float32 loss that is
+right stays near 1e-7; a loss that is wrong in definition is off by 1e-2 or more.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ def compare(
     scale = advantages * (1 + np.maximum(1.0, expected.weights)) / definition.get("temperature", 1.0)
     aggregation = definition["aggregation"]
     scale /= aggregation["tokens"] if aggregation["kind"] == "token-mean" else aggregation["sequences"]
+    scale = np.where(scale > 0, np.maximum(scale, np.abs(wanted).max(-1)), 0.0)
     difference = np.abs(found - wanted).max(-1)
     # Zero advantage leaves no scale to measure against: anything but exact zeros counts as an infinite error.
     error = np.divide(difference, scale, out=np.where(difference > 0, np.inf, 0.0), where=scale > 0)

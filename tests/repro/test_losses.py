@@ -11,7 +11,7 @@ from loss_cases import CENTERINGS, RULES, SURROGATES, for_reference, gradient, r
 
 from repro.arms import ARMS
 from repro.losses import AGGREGATIONS, LossBatch, correction_loss
-from repro.oracle import compare, reference
+from repro.oracle import OracleMismatch, compare, reference
 from repro.policies import forward
 from repro.samplers.torch_sampler import TorchSampler
 from repro.settings import complete_config, definition_of, with_denominator
@@ -210,3 +210,16 @@ def test_missing_fields_and_empty_masks_are_errors():
         correction_loss(logits, empty, {})
     assert float(correction_loss(logits, empty, {"aggregation": {"kind": "token-sum"}})) == 0.0
     assert float(correction_loss(logits, empty, {"aggregation": {"kind": "token-mean", "tokens": 5}})) == 0.0
+
+
+def test_an_unclipped_ratio_of_ten_is_compared_by_its_own_gradient(recorded):
+    """Rounding grows with the surrogate's ratio, which the contract's scale does not know; a wrong factor is still found."""
+    logits, batch = recorded
+    logp = torch.log_softmax(logits, -1).gather(-1, batch.tokens[..., None])[..., 0]
+    batch = replace(batch, logp_anchor=logp - 2.3, advantages=-batch.advantages.abs())
+    definition = definition_for("grpo", batch)
+    wanted = torch.from_numpy(reference(logits, batch, definition).grad_logits)
+    where = {"arm": "grpo", "step": 0, "row": 0}
+    assert 5e-6 < compare(logits, (wanted * (1 + 1e-5)).float(), batch, definition, where) < 1.5e-5
+    with pytest.raises(OracleMismatch, match="scaled error 0.001"):
+        compare(logits, (wanted * 1.001).float(), batch, definition, where)
