@@ -138,7 +138,7 @@ except Interrupted as interruption:
 """
 
 
-def start_parent(store: Store, delay: str = "0.05") -> subprocess.Popen:
+def start_parent(store: Store, delay: str = "0.12") -> subprocess.Popen:
     code = PARENT.format(root=str(ROOT), here=str(HERE), store=str(store.root))
     return subprocess.Popen(
         [sys.executable, "-c", code],
