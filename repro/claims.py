@@ -202,18 +202,19 @@ def extent(names: Sequence[Replicate]) -> str:
 
 
 def fullest(data: pd.DataFrame) -> list[Replicate]:
-    """The replicates of the variant that has most of them: variants may start from warm starts of their own."""
-    return max((replicates(part) for _, part in complete(data).groupby("variant")), key=len)
+    """The replicates of the condition that has most of them: variants may start from warm starts of their own, and a row may
+    share some arms with a row of more seeds."""
+    return max((replicates(part) for _, part in complete(data).groupby(["variant", "arm"])), key=len)
 
 
 def extent_per_condition(data: pd.DataFrame) -> str:
-    """`extent` of every variant where they agree, else the smallest and the largest number of replicates."""
-    parts = [replicates(part) for _, part in complete(data).groupby("variant", sort=False)]
+    """`extent` of every condition where they agree, else the smallest and the largest number of replicates."""
+    parts = [replicates(part) for _, part in complete(data).groupby(["variant", "arm"], sort=False)]
     texts = {extent(part) for part in parts}
     if len(texts) == 1:
         return texts.pop()
     counts = sorted(map(len, parts))
-    return f"{counts[0]} to {counts[-1]} replicates"
+    return f"{counts[0]} to {counts[-1]} replicates" if counts[0] < counts[-1] else f"{counts[0]} replicates"
 
 
 def _generator() -> np.random.Generator:
