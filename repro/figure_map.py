@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
 
 from repro import figure_panels as panels
 from repro.claims import NotComparable, window_means
@@ -90,8 +91,8 @@ def _gaps(axes: Axes, row: Row, parts: Mapping[str, pd.DataFrame], styles: Mappi
                 continue
             _bar(axes, place + shift, paired_differences(mine, other).by_replicate(), styles[arm])
     axes.axvline(0, color="black", linewidth=0.8)
-    panels.metric_axis(axes, row.check.metric, "x")
     axes.set_xlabel("difference to PG [percentage points]")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{100 * value:g}"))
     axes.set_title("Above the plain policy gradient", loc="left")
 
 

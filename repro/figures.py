@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from repro import figure_panels as panels
 from repro.arms import ARMS
 from repro.claims import complete, extent_per_condition
-from repro.figure_layouts import SMALL_PANELS, arms_figure, constant_figure, layout_of
+from repro.figure_layouts import SMALL_PANELS, arms_figure, constant_figure, layout_of, map_figure
 from repro.figure_styles import STYLES, FigureDataError, house_style
 from repro.provenance import embed, write_atomic
 from repro.rows import Row
@@ -90,14 +90,18 @@ def note(row: Row, data: pd.DataFrame) -> str:
     """The lines below the panels: number of runs, what is drawn how, what is simulated, agreement with the reference."""
     error, layout = largest_oracle_error(data), layout_of(row, data)
     smoothing = panels.smoothing_of(int(data["step"].max()))
-    drawn = "thin lines are single runs, thick lines their mean over warm starts of the mean over seeds"
-    if layout is not constant_figure:
-        drawn = (
-            "thin lines and hollow marks are single runs, thick lines and dots their mean over warm starts of the mean over "
-            "seeds, bars 95% intervals (warm starts and seeds resampled), the dashed line is the threshold of collapse"
-        )
+    marks = (
+        "their mean over warm starts of the mean over seeds, bars 95% intervals (warm starts and seeds resampled), the dashed "
+        "line is the threshold of collapse"
+    )
+    drawn = f"thin lines and hollow marks are single runs, thick lines and dots {marks}"
+    if layout is constant_figure:
+        drawn = "thin lines are single runs, thick lines their mean over warm starts of the mean over seeds"
+    elif layout is map_figure:
+        drawn = f"hollow marks are single runs, filled ones {marks}"
     raw = ", held-out accuracies are not" if layout is arms_figure else ""
-    average = f" Curves are {smoothing}-step moving averages{raw}." if smoothing > 1 else ""
+    smoothed = smoothing > 1 and layout is not map_figure
+    average = f" Curves are {smoothing}-step moving averages{raw}." if smoothed else ""
     quantised = " Quantisation is simulated." if _simulated(row, data) else ""
     oracle = (
         "Gradients were not compared with the reference."
