@@ -145,6 +145,7 @@ class GpuTrainer:
             "grad_norm": found.norm,
             "update_norm": controls.norm({name: policy[name] - value for name, value in self.policy.items()}),
             "oracle_error": found.oracle_error,
+            "weights_read_back": None,  # updates are compared by the sampler's log-probs instead (repro.gpu.refit)
         }
         if number == 1 or number % config["eval_every"] == 0:
             metrics |= self._evaluate(number)
