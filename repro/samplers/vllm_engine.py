@@ -75,10 +75,31 @@ def device_options(quantization: str | None) -> dict[str, Any]:
     """Engine arguments that differ between devices, and the device's own settings made. Only the CPU has been run."""
     if not runs_on_cpu():
         return {"gpu_memory_utilization": 0.3}  # the trainer shares the device
-    # On a processor with AMX oneDNN takes fp8 products with one scale per tensor, which is how vLLM calls them, and computes
-    # them in its reference kernel: 5.4 s where torch's own emulation takes 27 ms (32 x 576 x 1536). The int8 kernels need it.
-    torch.backends.mkldnn.enabled = quantization != "fp8_per_channel"
+    if quantization == "fp8_per_channel":
+        _keep_onednn_from_fp8_products()
     return {"block_size": 32}  # the CPU's own default of 128 tokens would never cache a sequence of ours
+
+
+def _keep_onednn_from_fp8_products() -> None:
+    """Let ``torch._scaled_mm`` use torch's own emulation of fp8, in this process.
+
+    On a processor with AMX oneDNN takes products with one scale per tensor, which is how vLLM calls them, and computes
+    them in its reference kernel: 5.4 s where the emulation takes 27 ms (32 x 576 x 1536). oneDNN as a whole cannot be
+    switched off: vLLM's other CPU kernels abort without it.
+    """
+    product = torch._scaled_mm
+    if getattr(product, "emulated", False):
+        return
+
+    def emulated(*arguments: Any, **options: Any) -> torch.Tensor:
+        before, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False
+        try:
+            return product(*arguments, **options)
+        finally:
+            torch.backends.mkldnn.enabled = before
+
+    emulated.emulated = True
+    torch._scaled_mm = emulated
 
 
 def _import_vllm() -> Any:

@@ -7,7 +7,11 @@ import torch
 
 from repro.samplers import RolloutError
 from repro.samplers.refit import RefitCheck, RefitError, probe_of_task
-from repro.samplers.vllm_engine import EngineUnavailable, _make_llvmlite_scannable
+from repro.samplers.vllm_engine import (
+    EngineUnavailable,
+    _keep_onednn_from_fp8_products,
+    _make_llvmlite_scannable,
+)
 from repro.samplers.vllm_sampler import VllmSampler, vllm_sampler_from_config
 from repro.tasks import countdown_tiny as task
 from repro.trainer import Trainer, run_cell
@@ -222,6 +226,22 @@ def test_numba_may_be_imported_before_the_engine_starts():
     _make_llvmlite_scannable()
     assert vars(ffi.lib) == {}
     assert ffi.lib.LLVMPY_GetVersionInfo() > 0
+
+
+def test_fp8_products_are_emulated_and_onednn_stays_on(monkeypatch):
+    """One scale per tensor: what oneDNN would take and compute some hundred times slower on a processor with AMX."""
+    seen, product, one = [], torch._scaled_mm, torch.ones(())
+    monkeypatch.setattr(
+        torch, "_scaled_mm", lambda *a, **k: seen.append(torch.backends.mkldnn.enabled) or product(*a, **k)
+    )
+    _keep_onednn_from_fp8_products()
+    wrapped = torch._scaled_mm
+    _keep_onednn_from_fp8_products()
+    assert torch._scaled_mm is wrapped
+    x, w = (torch.randn(16, 32, generator=seeded(i)).to(torch.float8_e4m3fn) for i in range(2))
+    found = torch._scaled_mm(x, w.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    torch.testing.assert_close(found.float(), x.float() @ w.float().t(), rtol=1e-2, atol=1e-2)
+    assert seen == [False] and torch.backends.mkldnn.enabled
 
 
 def test_a_machine_without_the_kernels_says_so():
