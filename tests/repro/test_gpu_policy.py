@@ -144,7 +144,9 @@ def test_keys_and_values_are_rounded_as_they_are_written(policy, prompts):
 
 
 def test_draw_inverts_the_cumulative_distribution():
-    logp = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).expand(5, -1)  # exp is exact, so is the boundary
+    logp = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).expand(
+        5, -1
+    )  # exp is exact, so is the boundary
     uniforms = torch.tensor([0.0, 0.4999, 0.5, 0.999, 1 - 2**-53], dtype=torch.float64)
     assert draw(logp, uniforms).tolist() == [1, 1, 3, 3, 3]
 
