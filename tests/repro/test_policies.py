@@ -47,9 +47,13 @@ def test_logits_equal_those_of_transformers(changes):
     model.load_state_dict(state)
     for shape in ((5, 17), (3, 3), (1, 40)):
         tokens = torch.randint(0, 29, shape, generator=torch.Generator().manual_seed(1))
-        expected = model(tokens).logits
-        assert expected.abs().max() > 1
-        torch.testing.assert_close(forward(state, config, tokens), expected, rtol=0, atol=3e-5)
+        eager = model.float()(tokens).logits.double()
+        exact = model.double()(tokens).logits
+        assert exact.abs().max() > 1
+        # Two float32 passes round differently on every processor: both are held against float64, and the fused one is as near.
+        fused, plain = (pass_ - exact for pass_ in (forward(state, config, tokens).double(), eager))
+        assert fused.square().mean() < 1.25**2 * plain.square().mean()
+        assert fused.abs().max() < 2e-5
 
 
 @pytest.mark.parametrize("changes", SHAPES[:3])
