@@ -58,7 +58,7 @@ def evaluate(policy: State, config: Qwen3Config, rollout: Rollout, rows: Tensor,
         for piece in chunks(rows, lengths):
             longest = int(lengths[piece].max())
             logits[piece, :longest] = response_logits(policy, config, rollout, piece, longest)
-            _refuse_nonfinite(logits[piece, :longest], rollout.mask[piece, :longest], piece, where)
+            refuse_nonfinite(logits[piece, :longest], rollout.mask[piece, :longest], piece, where)
     return logits
 
 
@@ -90,7 +90,7 @@ def gradient(
         chunk = response_logits(weights, config, rollout, piece, longest)
         chunk.retain_grad()
         part = batch.rows(piece, longest)
-        _refuse_nonfinite(chunk.detach(), part.mask, piece, where)
+        refuse_nonfinite(chunk.detach(), part.mask, piece, where)
         loss(chunk, part, definition).backward()
         logits[piece, :longest] = chunk.detach()
         for row in checked:
@@ -98,6 +98,12 @@ def gradient(
                 at = slice(int(place), int(place) + 1)
                 found = compare(chunk.detach()[at], chunk.grad[at], part.rows(at), definition, {**where, "row": row})
                 error = max(found, error or 0.0)
+    values, norm = collected(weights, where)
+    return Gradient(values, norm, logits, error)
+
+
+def collected(weights: State, where: Mapping[str, Any]) -> tuple[State, float]:
+    """What backward passes left on ``weights``, zero where none came by, and its norm; refused unless finite."""
     values = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in weights.items()}
     norm = controls.norm(values)
     if not norm < float("inf"):
@@ -105,10 +111,11 @@ def gradient(
             f"gradient: its norm is {norm} at step {where['step']} of arm {where['arm']!r}; no update was made and the "
             "saved state is intact: lower lr, or bound the weights"
         )
-    return Gradient(values, norm, logits, error)
+    return values, norm
 
 
-def _refuse_nonfinite(logits: Tensor, mask: Tensor, rows: Tensor, where: Mapping[str, Any]) -> None:
+def refuse_nonfinite(logits: Tensor, mask: Tensor, rows: Tensor, where: Mapping[str, Any]) -> None:
+    """`TrainingDiverged`, naming the first of ``rows`` and token whose logits [rows, T, V] are not finite under ``mask``."""
     bad = ~torch.isfinite(logits).all(-1) & mask
     if bad.any():
         row, token = (int(i) for i in bad.nonzero()[0])

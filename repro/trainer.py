@@ -16,7 +16,6 @@ renamed: a killed run resumes bit for bit.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +34,8 @@ from repro.optimizers import Optimizer
 from repro.policies import load_policy
 from repro.samplers import Rollout, Sampler
 from repro.settings import COUNTDOWN_TINY, TASKS, complete_config, definition_of, with_denominator
-from repro.state import TrainingState, load_state, save_state
+from repro.state import TrainingState
+from repro.training_run import Learnt, TrainingRun, run_to_the_end
 from repro.warmstart import held_out_accuracy
 
 __all__ = ["ARMS", "COUNTDOWN_TINY", "Trainer", "TrainingDiverged", "run_cell"]
@@ -43,7 +43,7 @@ __all__ = ["ARMS", "COUNTDOWN_TINY", "Trainer", "TrainingDiverged", "run_cell"]
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
-class Trainer:
+class Trainer(TrainingRun):
     """The state of one run and its step. ``loss`` and ``sampler`` can be replaced, by tests and by other engines."""
 
     def __init__(self, config: Mapping[str, Any], *, loss: Loss | None = None, sampler: Sampler | None = None):
@@ -93,46 +93,6 @@ class Trainer:
             self.problems_rng.bit_generator.state, self.generator.get_state(), self.metrics,
         )  # fmt: skip
 
-    def run_step(self) -> dict[str, Any]:
-        """Sample, measure, update; returns the step's metrics (None where not measured at this step)."""
-        started = time.perf_counter()
-        config = self.config
-        number, held = self.step + 1, None
-        if self.mismatch.refreshes(self.step):
-            self.snapshot = {name: value.clone() for name, value in self.policy.items()}
-            held = self._load_sampler()
-        problems = self.task.training_problems(self.problems_rng, config["prompts_per_step"])
-        prompts = torch.tensor([self.task.prompt(problem) for problem in problems])
-        rollout = self.sampler.generate(
-            prompts, config["samples_per_prompt"], config["max_tokens"], config["temperature"], self.generator,
-            config["head_k"],
-        ).validate(self.task.VOCABULARY, config["head_k"])  # fmt: skip
-        rewards = self._rewards(problems, rollout)
-        groups = rewards.view(-1, config["samples_per_prompt"])
-        policy, logits, updates = self._update(rollout, self._advantages(groups), number)
-        errors = [u.oracle_error for u in updates if u.oracle_error is not None]
-        metrics = {
-            "step": number,
-            "train_accuracy": float((rewards > 0).double().mean()),
-            "reward_mean": float(rewards.double().mean()),
-            **dict.fromkeys(("heldout_accuracy_trainer", "heldout_accuracy_sampler")),
-            **measure(logits, rollout),
-            "eos_rate": float(rollout.ended.double().mean()),
-            "response_length": float(rollout.mask.sum(-1).double().mean()),
-            "gradient_groups": float((groups != groups[:, :1]).any(dim=1).double().mean()),
-            "grad_norm": float(np.mean([u.norm for u in updates])),
-            "update_norm": controls.norm({name: policy[name] - value for name, value in self.policy.items()}),
-            "oracle_error": max(errors) if errors else None,
-            "weights_read_back": held,
-        }
-        if number == 1 or number % config["eval_every"] == 0:
-            metrics |= self._evaluate(number)
-        self.policy = policy
-        metrics["seconds"] = time.perf_counter() - started
-        self.step = number
-        self.metrics.append(metrics)
-        return metrics
-
     def _load_sampler(self) -> int | None:
         """Hand the snapshot over; nine digits of the hash of what the sampler then holds, None where it cannot say."""
         weights = self.mismatch.perturb(self.snapshot, self.config["seed"])
@@ -140,25 +100,23 @@ class Trainer:
         held = getattr(self.sampler, "held_weights", None)
         return None if held is None else readback.confirm(self.mismatch.delivered(weights), held(), self.step)
 
-    def _rewards(self, problems: list, rollout: Rollout) -> Tensor:
+    def _sample(self) -> tuple[Rollout, Tensor]:
+        config = self.config
+        problems = self.task.training_problems(self.problems_rng, config["prompts_per_step"])
+        prompts = torch.tensor([self.task.prompt(problem) for problem in problems])
+        rollout = self.sampler.generate(
+            prompts, config["samples_per_prompt"], config["max_tokens"], config["temperature"], self.generator,
+            config["head_k"],
+        ).validate(self.task.VOCABULARY, config["head_k"])  # fmt: skip
         indices, responses = rollout.prompt_index.tolist(), rollout.tokens.tolist()
-        return torch.tensor([self.task.reward(problems[i], r) for i, r in zip(indices, responses, strict=True)])
+        rewards = [self.task.reward(problems[i], r) for i, r in zip(indices, responses, strict=True)]
+        return rollout, torch.tensor(rewards)
 
-    def _advantages(self, groups: Tensor) -> Tensor:
-        """[B] from rewards [groups, samples], by the setting ``advantage``; a constant where the arm is such a control.
-
-        "mean": minus the group's mean; "mean_std": that over the group's deviation; "raw": the reward itself; "raw01": 1
-        for a positive reward, else 0.
-        """
-        kind = self.config["advantage"]
-        if self.arm.control.constant is not None:
-            return torch.full((groups.numel(),), self.arm.control.constant)
-        if kind.startswith("raw"):
-            return (groups if kind == "raw" else (groups > 0).to(groups.dtype)).flatten()
-        advantages = groups - groups.mean(dim=1, keepdim=True)
-        if kind == "mean_std":
-            advantages = advantages / (groups.std(dim=1, keepdim=True) + 1e-6)
-        return advantages.flatten()
+    def _learn(self, rollout: Rollout, advantages: Tensor, number: int) -> Learnt:
+        policy, logits, updates = self._update(rollout, advantages, number)
+        errors = [u.oracle_error for u in updates if u.oracle_error is not None]
+        norm = float(np.mean([u.norm for u in updates]))
+        return Learnt(policy, measure(logits, rollout), norm, max(errors) if errors else None)
 
     def _update(self, rollout: Rollout, advantages: Tensor, number: int) -> tuple[dict, Tensor, list[Gradient]]:
         """The updates of one rollout; returns the new weights, logits of the policy before the first update, and the
@@ -219,15 +177,6 @@ class Trainer:
         logp = torch.log_softmax(logits / self.config["temperature"], dim=-1)
         return logp.gather(-1, rollout.tokens[..., None]).squeeze(-1)
 
-    def _checked(self, advantages: Tensor, rows: Tensor, number: int) -> list[int]:
-        """Rows held against the reference at this step: one of zero advantage if there is one, the others not."""
-        if number % self.config["oracle_every"] and number != 1:
-            return []
-        rng = np.random.default_rng([self.config["seed"], number, int(rows[0])])
-        zero = advantages[rows] == 0
-        first = [int(r) for r in rng.permutation(rows[zero].numpy())[:1]]
-        return first + [int(r) for r in rng.permutation(rows[~zero].numpy())[: self.config["oracle_rows"] - len(first)]]
-
     def _evaluate(self, number: int) -> dict[str, float]:
         """Held-out accuracy of the trainer's policy and of the sampler's, one response to each problem."""
         seed = 1_000_003 * self.config["seed"] + number
@@ -253,14 +202,4 @@ def run_cell(
     :class:`Trainer` (``loss``, ``sampler``). Raises ValueError for bad settings, ``OracleMismatch`` and
     ``TrainingDiverged`` when training goes wrong, ``StateError`` when the folder cannot be read or written.
     """
-    trainer = Trainer(config, **replacements)
-    if checkpoint_dir is not None and (saved := load_state(checkpoint_dir)) is not None:
-        trainer.restore(saved)
-    steps = trainer.config["steps"]
-    while trainer.step < steps:
-        metrics = trainer.run_step()
-        due = trainer.step % trainer.config["checkpoint_every"] == 0 or trainer.step == steps
-        if checkpoint_dir is not None and due:
-            save_state(checkpoint_dir, trainer.state())
-        on_step(metrics)
-    return trainer.metrics[:steps]
+    return run_to_the_end(Trainer(config, **replacements), on_step, checkpoint_dir)

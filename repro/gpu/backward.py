@@ -7,15 +7,14 @@ for the measurements, unless the reference is to confirm that they contribute no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from repro import controls
-from repro.backward import TrainingDiverged
+from repro.backward import Loss, collected, refuse_nonfinite
 from repro.gpu.hf_policy import HFPolicy
 from repro.gpu.measures import pooled, token_measures
 from repro.losses import LossBatch
@@ -24,7 +23,6 @@ from repro.policies import State
 from repro.samplers import Rollout
 
 ORACLE_TOKENS = 8  # of a checked row: the float64 reference holds several arrays over the vocabulary for each
-Loss = Callable[[Tensor, LossBatch, Mapping[str, Any]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ def gradient(
             part = moved(batch.rows(piece, longest), policy.device)
             with torch.set_grad_enabled(trained):
                 logits = policy.response_logits(weights, rollout.prompts[piece], part.tokens)
-            _refuse_nonfinite(logits.detach(), part.mask, piece, where)
+            refuse_nonfinite(logits.detach(), part.mask, piece, where)
             measures.append(token_measures(logits.detach(), part, rollout.temperature))
             if not trained:
                 continue
@@ -88,13 +86,7 @@ def gradient(
             for row in compared:
                 found = _compare(logits, part, piece.tolist().index(row), definition, {**where, "row": row})
                 error = max(found, error or 0.0)
-    values = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in weights.items()}
-    norm = controls.norm(values)
-    if not norm < float("inf"):
-        raise TrainingDiverged(
-            f"gradient: its norm is {norm} at step {where['step']} of arm {where['arm']!r}; no update was made and the "
-            "saved state is intact: lower lr, or bound the weights"
-        )
+    values, norm = collected(weights, where)
     return Gradient(values, norm, pooled(measures), error)
 
 
@@ -103,13 +95,3 @@ def _compare(logits: Tensor, part: LossBatch, place: int, definition: Mapping[st
     at, first = slice(place, place + 1), slice(None, ORACLE_TOKENS)
     few = moved(part.rows(at, ORACLE_TOKENS), torch.device("cpu"))
     return compare(logits.detach()[at, first].cpu(), logits.grad[at, first].cpu(), few, definition, where)
-
-
-def _refuse_nonfinite(logits: Tensor, mask: Tensor, rows: Tensor, where: Mapping[str, Any]) -> None:
-    bad = ~torch.isfinite(logits).all(-1) & mask
-    if bad.any():
-        row, token = (int(i) for i in bad.nonzero()[0])
-        raise TrainingDiverged(
-            f"logits: not finite at step {where['step']}, row {int(rows[row])}, token {token} of arm {where['arm']!r}; "
-            "the policy has diverged: lower lr, or resume from the last saved state with other settings"
-        )

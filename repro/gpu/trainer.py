@@ -16,7 +16,6 @@ bit; on a GPU that also needs kernels that sum in a fixed order, which nobody ha
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repro import controls
 from repro.arms import ARMS
-from repro.gpu.backward import Loss, gradient
+from repro.backward import Loss
+from repro.gpu.backward import gradient
 from repro.gpu.engines import ENGINES, EngineFactory
 from repro.gpu.hf_policy import load_model
 from repro.gpu.hf_sampler import HFSampler
@@ -40,9 +39,10 @@ from repro.optimizers import Optimizer
 from repro.policies import State
 from repro.samplers import Rollout, Sampler
 from repro.settings import definition_of, with_denominator
-from repro.state import TrainingState, load_state, save_state
+from repro.state import TrainingState
 from repro.tasks import countdown
 from repro.tasks.countdown import Row
+from repro.training_run import Learnt, TrainingRun, run_to_the_end
 
 __all__ = ["GpuTrainer", "run_cell"]
 
@@ -51,7 +51,7 @@ PROBES = 16
 CYCLE = 1_000_003  # apart from the seeds of training
 
 
-class GpuTrainer:
+class GpuTrainer(TrainingRun):
     """The state of one run and its step.
 
     ``engine(config, policy, eos)`` makes the sampler, by default the one that the settings name; ``loss`` and ``accept``
@@ -110,52 +110,29 @@ class GpuTrainer:
             self.metrics,
         )  # fmt: skip
 
-    def run_step(self) -> dict[str, Any]:
-        """Sample, measure, update; returns the step's metrics (None where not measured at this step)."""
-        started = time.perf_counter()
-        config, number = self.config, self.step + 1
-        if self.mismatch.refreshes(self.step):
-            self.snapshot = {name: value.clone() for name, value in self.policy.items()}
-            self._load_sampler()
-        problems = self.task.problems(self.step, config["prompts_per_step"])
-        rollout = self._sampled(self.sampler, problems, config["samples_per_prompt"], config["head_k"], self.generator)
-        rewards = self._rewards(problems, rollout)
-        groups = rewards.view(-1, config["samples_per_prompt"])
-        advantages = self._advantages(groups)
+    def _sample(self) -> tuple[Rollout, Tensor]:
+        problems = self.task.problems(self.step, self.config["prompts_per_step"])
+        samples, head_k = self.config["samples_per_prompt"], self.config["head_k"]
+        rollout = self._sampled(self.sampler, problems, samples, head_k, self.generator)
+        return rollout, self._rewards(problems, rollout)
+
+    def _learn(self, rollout: Rollout, advantages: Tensor, number: int) -> Learnt:
         batch = LossBatch(
             rollout.tokens, rollout.mask, advantages[:, None].expand_as(rollout.logp_sampler), rollout.logp_sampler,
             head_ids=rollout.head_ids, head_logp_sampler=rollout.head_logp_sampler,
             logp_sampler_full=rollout.logp_sampler_full,
         )  # fmt: skip
         definition = with_denominator(self.definition, len(advantages), int(rollout.mask.sum()))
+        checked = self._checked(advantages, torch.arange(len(advantages)), number)
         found = gradient(
-            self.model, self.policy, rollout, batch, definition, self.loss, self._checked(advantages, number),
-            config["micro_batch"], {"arm": config["arm"], "step": number},
+            self.model, self.policy, rollout, batch, definition, self.loss, checked, self.config["micro_batch"],
+            {"arm": self.config["arm"], "step": number},
         )  # fmt: skip
         policy = self.optimizer.step(self.policy, found.values)
-        metrics = {
-            "step": number,
-            "train_accuracy": float((rewards > 0).double().mean()),
-            "reward_mean": float(rewards.double().mean()),
-            **dict.fromkeys(("heldout_accuracy_trainer", "heldout_accuracy_sampler")),
-            **found.measures,
-            "eos_rate": float(rollout.ended.double().mean()),
-            "response_length": float(rollout.mask.sum(-1).double().mean()),
-            "gradient_groups": float((groups != groups[:, :1]).any(dim=1).double().mean()),
-            "grad_norm": found.norm,
-            "update_norm": controls.norm({name: policy[name] - value for name, value in self.policy.items()}),
-            "oracle_error": found.oracle_error,
-            "weights_read_back": None,  # updates are compared by the sampler's log-probs instead (repro.gpu.refit)
-        }
-        if number == 1 or number % config["eval_every"] == 0:
-            metrics |= self._evaluate(number)
-        self.policy = policy
-        metrics["seconds"] = time.perf_counter() - started
-        self.step = number
-        self.metrics.append(metrics)
-        return metrics
+        return Learnt(policy, found.measures, found.norm, found.oracle_error)
 
     def _load_sampler(self) -> None:
+        """Updates are compared by the sampler's log-probs (`repro.gpu.refit`) and not by a hash of its weights."""
         weights = self.snapshot
         if self.mismatch.weight_noise:  # drawn on the CPU: the same noise on every device
             on_cpu = {name: value.cpu() for name, value in weights.items()}
@@ -180,26 +157,7 @@ class GpuTrainer:
         responses = [tokens[:n] for tokens, n in zip(rollout.tokens.tolist(), lengths, strict=True)]
         return self.task.rewards([problems[i] for i in rollout.prompt_index.tolist()], responses)
 
-    def _advantages(self, groups: Tensor) -> Tensor:
-        """[B] from rewards [groups, samples]: centred on the group's mean, divided by its deviation if asked for."""
-        advantages = groups - groups.mean(dim=1, keepdim=True)
-        if self.config["advantage"] == "mean_std":
-            advantages = advantages / (groups.std(dim=1, keepdim=True) + 1e-6)
-        return advantages.flatten()
-
-    def _checked(self, advantages: Tensor, number: int) -> list[int]:
-        """Rows held against the reference at this step: one of zero advantage if there is one, the others not."""
-        if number % self.config["oracle_every"] and number != 1:
-            return []
-        order = torch.randperm(
-            len(advantages), generator=torch.Generator().manual_seed(CYCLE * number + self.config["seed"])
-        )
-        first = [int(r) for r in order if advantages[r] == 0][:1]
-        others = [int(r) for r in order if advantages[r] != 0]
-        return first + others[: self.config["oracle_rows"] - len(first)]
-
     def _evaluate(self, number: int) -> dict[str, float]:
-        """Held-out accuracy of the trainer's policy without quantisation and of the sampler's."""
         self.clean_sampler.load_weights(self.policy, self.step)
         problems, accuracy = self.task.held_out, {}
         for name, sampler in (("trainer", self.clean_sampler), ("sampler", self.sampler)):
@@ -222,14 +180,4 @@ def run_cell(
     :class:`GpuTrainer`. Raises ValueError for bad settings, DeviceUnavailable without the device or its fp8 kernel,
     OracleMismatch, RefitError and TrainingDiverged when training goes wrong, StateError for an unusable folder.
     """
-    trainer = GpuTrainer(config, **replacements)
-    if checkpoint_dir is not None and (saved := load_state(checkpoint_dir)) is not None:
-        trainer.restore(saved)
-    steps = trainer.config["steps"]
-    while trainer.step < steps:
-        metrics = trainer.run_step()
-        due = trainer.step % trainer.config["checkpoint_every"] == 0 or trainer.step == steps
-        if checkpoint_dir is not None and due:
-            save_state(checkpoint_dir, trainer.state())
-        on_step(metrics)
-    return trainer.metrics[:steps]
+    return run_to_the_end(GpuTrainer(config, **replacements), on_step, checkpoint_dir)
