@@ -3,3 +3,19 @@
 It runs from a checkout (``python -m repro ...``) and is not part of the installed distribution. It imports
 ``rlcorr_ref``, which never imports it back.
 """
+
+from importlib import import_module
+from typing import Any
+
+# The notebooks of the figures import these from `repro`; their executed copies are results and stay as they are.
+IN_NOTEBOOKS = {
+    "measure_figure": "repro.measure.figure",
+    "measure_report": "repro.measure.report",
+    "measure_statistics": "repro.measure.statistics",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in IN_NOTEBOOKS:
+        return import_module(IN_NOTEBOOKS[name])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

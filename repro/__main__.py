@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from repro import manifest, measure_command
+from repro import manifest
 from repro.errors import LaboratoryError
 from repro.executors import Interrupted, run_cells
 from repro.manifest import Row
+from repro.measure import command as measure_command
 from repro.plan import Plan, UsageError
 from repro.progress import duration
 from repro.provenance import ROOT, command_line, portable, read_figure

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from repro.conformance_figure import draw_conformance
 from repro.conformance_report import OUTPUT as CONFORMANCE
-from repro.measure_report import draw_measure
+from repro.measure.report import draw_measure
 from repro.provenance import ROOT
 
 Drawer = Callable[[Path | None], Path]

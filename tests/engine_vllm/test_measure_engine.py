@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from repro import measure, measure_engines
-from repro.measure_engines import Format, MeasureError, open_model
-from repro.measure_prompts import task_prompts
+from repro.measure import engines, scoring
+from repro.measure.engines import Format, MeasureError, open_model
+from repro.measure.prompts import task_prompts
 from repro.samplers.vllm_engine import EngineUnavailable
 from repro.tasks import countdown_tiny as task
 
@@ -19,7 +19,7 @@ PROMPTS = task_prompts("countdown_tiny", 6, 0)
 
 def measured(fmt: Format):
     model = open_model(CHECKPOINT, task.EOS)
-    return measure.measure_model(model, model, fmt, PROMPTS, tokens=12, seed=0, oracle_tokens=4)
+    return scoring.measure_model(model, model, fmt, PROMPTS, tokens=12, seed=0, oracle_tokens=4)
 
 
 def test_float32_reads_almost_nothing_and_bfloat16_does_not():
@@ -34,9 +34,9 @@ def test_float32_reads_almost_nothing_and_bfloat16_does_not():
 
 
 def test_an_answer_without_log_probs_is_refused(monkeypatch):
-    honest = measure_engines.decode
+    honest = engines.decode
     monkeypatch.setattr(
-        measure_engines, "decode",
+        engines, "decode",
         lambda completion, row, **options: honest(
             SimpleNamespace(token_ids=completion.token_ids, logprobs=None, finish_reason="stop"), row, **options
         ),

