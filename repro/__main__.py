@@ -123,7 +123,8 @@ def command_publish(arguments: argparse.Namespace) -> int:
 def command_verify(arguments: argparse.Namespace) -> int:
     """Check the store and the shipped data of a row, whichever exist, and compute the claim from them."""
     plan = Plan(arguments)
-    from repro import claims, publication
+    from repro import publication
+    from repro.statistics import claims
 
     found, bad = False, False
     if plan.root.exists():
@@ -152,7 +153,7 @@ def command_verify(arguments: argparse.Namespace) -> int:
 
 
 def _print_verdicts(source: str, verdicts: list[Any]) -> bool:
-    from repro import claims
+    from repro.statistics import claims
 
     for verdict in verdicts:
         print(f"{source}: {verdict}")

@@ -11,9 +11,14 @@ from typing import Any
 
 import pandas as pd
 
-from repro import streaks
 from repro.arms import ARMS
-from repro.claims import (
+from repro.figure_layouts import arms_figure, constant_figure, layout_of, map_figure, variants_figure
+from repro.figure_map import FIRST
+from repro.figure_styles import label as arm_label
+from repro.figures import ORACLE_LIMIT, largest_oracle_error
+from repro.rows import Check, Row, checkpoint_name, settings_of
+from repro.statistics import streaks
+from repro.statistics.claims import (
     ALPHA,
     FAILS,
     HOLDS,
@@ -30,13 +35,8 @@ from repro.claims import (
     overall,
     replicates,
 )
-from repro.figure_layouts import arms_figure, constant_figure, layout_of, map_figure, variants_figure
-from repro.figure_map import FIRST
-from repro.figure_styles import label as arm_label
-from repro.figures import ORACLE_LIMIT, largest_oracle_error
-from repro.rows import Check, Row, checkpoint_name, settings_of
-from repro.statistics import RESAMPLES, sign_flip_floor
-from repro.survival import survivals
+from repro.statistics.inference import RESAMPLES, sign_flip_floor
+from repro.statistics.survival import survivals
 
 PANELS = {
     arms_figure: "The large panels show the accuracy of the samples that train (sampler q) and of the trainer p on "

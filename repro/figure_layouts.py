@@ -17,10 +17,10 @@ from matplotlib.lines import Line2D
 
 from repro import figure_panels as panels
 from repro.arms import ARMS
-from repro.claims import NotComparable
 from repro.figure_map import map_figure
 from repro.figure_styles import OTHER, Style, curve_styles, start_shapes
 from repro.rows import Row, settings_of
+from repro.statistics.claims import NotComparable
 
 SMALL_PANELS = ("kl_sampler_trainer", "ess", "eos_rate", "grad_norm")
 WIDTH, HEADER, DOTS = 9.6, 0.24, 0.22  # inches: of the page, of a line of the legend, per arm of a dot plot

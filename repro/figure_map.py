@@ -17,10 +17,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from repro import figure_panels as panels
-from repro.claims import NotComparable, window_means
 from repro.figure_styles import OTHER, Style, curve_styles
 from repro.rows import Row
-from repro.statistics import paired_differences
+from repro.statistics.claims import NotComparable, window_means
+from repro.statistics.inference import paired_differences
 
 WIDTH, LINE = 9.6, 0.52  # inches: of the page, of one variant
 FIRST = 10  # steps over which the mismatch is averaged: before the runs go apart

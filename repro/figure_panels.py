@@ -1,7 +1,7 @@
 """The panels of training figures: curves against step, ends as dots, fraction not collapsed, ends against a setting.
 
 Each function draws on one ``Axes`` from the long table of one variant (`end_against_setting`: of all). Statistics come from
-`repro.claims` and `repro.survival`, so that a panel shows the numbers of the caption.
+`repro.statistics.claims` and `repro.statistics.survival`, so that a panel shows the numbers of the caption.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
-from repro.claims import BOOTSTRAP_SEED, NotComparable, curves, window_means
 from repro.figure_styles import OTHER, Style, label
 from repro.rows import Check
-from repro.statistics import Interval, Replicate, hierarchical_interval, moving_average
-from repro.survival import survival
+from repro.statistics.claims import BOOTSTRAP_SEED, NotComparable, curves, window_means
+from repro.statistics.inference import Interval, Replicate, hierarchical_interval, moving_average
+from repro.statistics.survival import survival
 
 SMOOTHING = 10  # steps of the moving average in runs of 100 steps and more, as in the paper's figures
 NAMES = {

@@ -8,9 +8,10 @@ from typing import Any
 
 import pandas as pd
 
-from repro import captions, claims, figures, manifest, publication
+from repro import captions, figures, manifest, publication
 from repro.provenance import write_atomic
 from repro.rows import Row, checkpoint_name
+from repro.statistics import claims
 
 CELL = ["variant", "arm", "checkpoint", "seed"]
 SUMMARY = ["train_accuracy", "kl_sampler_trainer", "ess", "eos_rate"]

@@ -18,11 +18,11 @@ from matplotlib.figure import Figure
 
 from repro import figure_panels as panels
 from repro.arms import ARMS
-from repro.claims import complete, extent_per_condition
 from repro.figure_layouts import SMALL_PANELS, arms_figure, constant_figure, layout_of, map_figure
 from repro.figure_styles import STYLES, FigureDataError, house_style
 from repro.provenance import embed, write_atomic
 from repro.rows import Row
+from repro.statistics.claims import complete, extent_per_condition
 
 __all__ = ["ORACLE_LIMIT", "STYLES", "FigureDataError", "check_data", "figure_for", "house_style", "largest_oracle_error",
            "note", "save", "shown"]  # fmt: skip

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from repro import claims
-from repro.claims import FAILS, HOLDS, NOT_TESTED, UNDERPOWERED
 from repro.rows import Check, Comparison
-from repro.statistics import Replicate
+from repro.statistics import claims
+from repro.statistics.claims import FAILS, HOLDS, NOT_TESTED, UNDERPOWERED
+from repro.statistics.inference import Replicate
 
 
 def table(ends: dict[str, list[list[float]]], steps: int = 8, start: float = 0.25) -> pd.DataFrame:

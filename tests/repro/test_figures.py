@@ -13,13 +13,13 @@ from synthetic import curves, table
 
 from repro import figure_panels, figures, manifest
 from repro.arms import ARMS
-from repro.claims import ordering, window_means
 from repro.figure_layouts import swept
 from repro.figure_styles import MESSAGE, MOST_CURVES, SHAPES, STYLES, curve_styles, label
 from repro.figures import FigureDataError, figure_for, note, save
 from repro.provenance import FigureError, read_figure
 from repro.rows import BASE
-from repro.statistics import moving_average
+from repro.statistics.claims import ordering, window_means
+from repro.statistics.inference import moving_average
 
 ROWS = manifest.load()
 ROW = ROWS["countdown-fig4"]
@@ -110,7 +110,7 @@ def test_dots_are_all_arms_from_best_to_worst_with_every_run(data):
 
 
 def test_the_fraction_not_collapsed_is_that_of_the_caption(data, drawn):
-    from repro.survival import survival
+    from repro.statistics.survival import survival
 
     alive = panels_of(drawn)["Not collapsed: 20-step mean at or above 0.15"]
     steps, marks = lines_of(alive, "pg")

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from repro.statistics import (
+from repro.statistics.inference import (
     Replicate,
     checkpoint_mean,
     hierarchical_interval,

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from repro import streaks
+from repro.statistics import streaks
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from repro.claims import NotComparable
 from repro.rows import Check
-from repro.statistics import Replicate
-from repro.survival import survival, survivals, trailing_mean
+from repro.statistics.claims import NotComparable
+from repro.statistics.inference import Replicate
+from repro.statistics.survival import survival, survivals, trailing_mean
 
 CHECK = Check("accuracy", window=2, collapse=0.3, comparisons=(), improves=(), not_tested=())
 

@@ -27,7 +27,7 @@ import numpy as np
 import pandas as pd
 
 from repro.rows import BASE, Check
-from repro.statistics import (
+from repro.statistics.inference import (
     Interval,
     PairedDifferences,
     Replicate,

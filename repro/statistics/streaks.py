@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 
-from repro.claims import conditions, curves, window_means
-from repro.statistics import Replicate
+from repro.statistics.claims import conditions, curves, window_means
+from repro.statistics.inference import Replicate
 
 WINDOW = 20  # steps at either end whose mean reward is reported
 

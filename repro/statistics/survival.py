@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from repro.claims import BOOTSTRAP_SEED, NotComparable, conditions, curves
 from repro.rows import Check
-from repro.statistics import Replicate, hierarchical_weights, wilson_interval
+from repro.statistics.claims import BOOTSTRAP_SEED, NotComparable, conditions, curves
+from repro.statistics.inference import Replicate, hierarchical_weights, wilson_interval
 
 
 @dataclass(frozen=True)
