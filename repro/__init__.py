@@ -12,6 +12,7 @@ IN_NOTEBOOKS = {
     "measure_figure": "repro.measure.figure",
     "measure_report": "repro.measure.report",
     "measure_statistics": "repro.measure.statistics",
+    "publication": "repro.cells.publication",
 }
 
 

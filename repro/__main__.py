@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from repro import manifest
+from repro.cells.executors import Interrupted, run_cells
+from repro.cells.plan import Plan, UsageError
+from repro.cells.progress import duration
+from repro.cells.store import Store
 from repro.errors import LaboratoryError
-from repro.executors import Interrupted, run_cells
 from repro.manifest import Row
 from repro.measure import command as measure_command
-from repro.plan import Plan, UsageError
-from repro.progress import duration
 from repro.provenance import ROOT, command_line, portable, read_figure
-from repro.store import Store
 
 EPILOG = """exit status:
   0  done; for verify: everything is intact and no comparison of the claim fails
@@ -78,7 +78,7 @@ def _take_shipped(plan: Plan, store: Store, rows: dict[str, Row]) -> None:
     """Cells that some row's shipped data hold need not be computed again."""
     folders = [ROOT / row.output for row in rows.values() if (ROOT / row.output / "data.csv").exists()]
     if folders:
-        from repro.restore import restore  # pandas is needed only where there is something to take
+        from repro.cells.restore import restore  # pandas is needed only where there is something to take
 
         for name, count in restore(store, plan.cells, folders).items():
             print(f"{count} finished cells taken from paper_figures/{name}")
@@ -102,7 +102,7 @@ def command_run(arguments: argparse.Namespace) -> int:
         return FAILED
     if arguments.no_draw:
         return OK
-    from repro import publication  # pandas is needed from here on
+    from repro.cells import publication  # pandas is needed from here on
 
     folder = arguments.out or (plan.published() if plan.whole else plan.root / "figure")
     publication.collect(store, plan.cells, folder, arguments.command_line)
@@ -113,7 +113,7 @@ def command_publish(arguments: argparse.Namespace) -> int:
     """Collect what is finished of a tier, all or a part of it, and draw."""
     plan = Plan(arguments)
     store = Store.open(plan.root, plan.header(), create=False)
-    from repro import publication
+    from repro.cells import publication
 
     folder = arguments.out or plan.published()
     publication.collect(store, plan.cells, folder, arguments.command_line)
@@ -123,7 +123,7 @@ def command_publish(arguments: argparse.Namespace) -> int:
 def command_verify(arguments: argparse.Namespace) -> int:
     """Check the store and the shipped data of a row, whichever exist, and compute the claim from them."""
     plan = Plan(arguments)
-    from repro import publication
+    from repro.cells import publication
     from repro.statistics import claims
 
     found, bad = False, False
@@ -167,7 +167,8 @@ def command_draw(arguments: argparse.Namespace) -> int:
     rows = manifest.load(arguments.manifest)
     if arguments.all == (arguments.row is not None):
         raise UsageError("draw: name one row or figure, or give --all")
-    from repro import other_figures, publication
+    from repro import other_figures
+    from repro.cells import publication
 
     others = other_figures.drawers()
     if arguments.row in others:
@@ -202,7 +203,7 @@ def _draw_other(name: str, drawer: Callable[[Path | None], Path], out: Path | No
 
 
 def _draw(row: Row, folder: Path) -> int:
-    from repro import publication
+    from repro.cells import publication
 
     notebook = publication.draw(row, folder)
     print(f"{row.id}: drawn, see {portable(str(notebook.parent))}")

@@ -19,10 +19,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from repro.cells.publication import META, PublicationError, execute
 from repro.conformance_report import COMMAND, RAN, REPORT, SYMBOLS, headline, order, record_of, table
 from repro.figures import house_style
 from repro.provenance import ROOT, portable, write_atomic
-from repro.publication import META, PublicationError, execute
 
 NOTEBOOK = ROOT / "notebooks" / "figures" / "conformance_matrix.ipynb"
 COLOURS = {  # tint of the cell, colour of symbol and bar
@@ -163,7 +163,7 @@ def _findings(axes: Axes, report: Mapping[str, Any], y: float) -> None:
 def draw_conformance(folder: Path, report: Path = REPORT) -> Path:
     """Draw ``report`` through the notebook into ``folder``: SVG, PNG, caption, record and the executed notebook.
 
-    Returns the executed notebook. Raises `PublicationError` as `repro.publication.execute` does, and when the report is
+    Returns the executed notebook. Raises `PublicationError` as `repro.cells.publication.execute` does, and when the report is
     missing or not JSON.
     """
     try:

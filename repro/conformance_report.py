@@ -13,9 +13,9 @@ from typing import Any
 
 import pandas as pd
 
+from repro.cells.publication import META, PublicationError
 from repro.figures import FigureDataError
 from repro.provenance import ROOT, _git, file_sha256, portable
-from repro.publication import META, PublicationError
 
 REPORT = ROOT / "paper_figures" / "conformance" / "report.json"
 OUTPUT = ROOT / "paper_figures" / "conformance_matrix"

@@ -8,7 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from repro import captions, figures, manifest, publication
+from repro import captions, figures, manifest
+from repro.cells import publication
 from repro.provenance import write_atomic
 from repro.rows import Row, checkpoint_name
 from repro.statistics import claims

@@ -11,10 +11,10 @@ from typing import Any
 
 import pandas as pd
 
+from repro.cells.publication import DATA, execute, load
 from repro.figures import ORACLE_LIMIT
 from repro.measure.statistics import BINS, RESAMPLES, bin_edges, value, widths
 from repro.provenance import ROOT
-from repro.publication import DATA, execute, load
 
 NOTEBOOK = ROOT / "notebooks" / "figures" / "measure_smollm2.ipynb"
 TABLE = "table.md"
@@ -158,7 +158,7 @@ def caption(records: pd.DataFrame, summary: pd.DataFrame, meta: Mapping[str, Any
 def draw_measure(folder: Path) -> Path:
     """Draw the data in ``folder`` through the notebook; returns the executed notebook.
 
-    Raises `PublicationError` as `repro.publication.load` and `repro.publication.execute` do.
+    Raises `PublicationError` as `repro.cells.publication.load` and `repro.cells.publication.execute` do.
     """
     load(folder / DATA)
     return execute(NOTEBOOK, folder, {"data": DATA, "output": "."})

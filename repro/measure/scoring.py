@@ -28,6 +28,7 @@ from transformers.utils import logging
 
 from repro import oracle, provenance
 from repro.arms import ARMS
+from repro.cells.publication import DATA, META, load
 from repro.head_only import head_only_loss
 from repro.losses import LossBatch
 from repro.measure.engines import (
@@ -43,7 +44,6 @@ from repro.measure.engines import (
 )
 from repro.measure.prompts import encode, read_texts, task_prompts, texts
 from repro.provenance import file_sha256, portable, write_atomic
-from repro.publication import DATA, META, load
 from repro.samplers import RolloutError
 from repro.samplers.vllm_decode import Response
 

@@ -9,11 +9,12 @@ import re
 import pytest
 from matplotlib import colors
 
-from repro import conformance_figure, conformance_report, figures, publication
+from repro import conformance_figure, conformance_report, figures
+from repro.cells import publication
+from repro.cells.publication import PublicationError
 from repro.conformance_report import OUTPUT, RAN, REPORT, SYMBOLS
 from repro.figures import FigureDataError
 from repro.provenance import ROOT, file_sha256, read_figure
-from repro.publication import PublicationError
 
 MADE = ["caption.md", "conformance_matrix.ipynb", "conformance_matrix.png", "conformance_matrix.svg", "meta.json"]
 STATES = {  # family, package: states of its vectors in order, or None where the package was not run

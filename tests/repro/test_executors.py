@@ -14,11 +14,11 @@ import fake_trainer
 import pytest
 from synthetic import metrics
 
-from repro import worker
-from repro.executors import ExecutorError, Interrupted, run_cells
+from repro.cells import worker
+from repro.cells.executors import ExecutorError, Interrupted, run_cells
+from repro.cells.store import Store, StoreError
 from repro.manifest import Cell
 from repro.provenance import ROOT
-from repro.store import Store, StoreError
 
 HERE = Path(__file__).parent
 RUNNER = "fake_trainer:run_cell"
@@ -128,8 +128,8 @@ import sys
 sys.path[:0] = [{root!r}, {here!r}]
 from pathlib import Path
 from test_executors import RUNNER, cells
-from repro.executors import Interrupted, run_cells
-from repro.store import Store
+from repro.cells.executors import Interrupted, run_cells
+from repro.cells.store import Store
 try:
     run_cells(cells("pg", "sc", "tis", "tis_sc"), Store.attach(Path({store!r})), workers=2, runner=RUNNER)
 except Interrupted as interruption:
@@ -211,7 +211,7 @@ def test_an_interrupted_call_ends_its_workers(store, monkeypatch):
 def test_a_stray_print_does_not_reach_the_protocol():
     code = """
 import sys
-from repro import worker
+from repro.cells import worker
 worker.environment = lambda: print("stray", flush=True) or print("printed", file=sys.stderr, flush=True)
 worker.work()
 """

@@ -11,7 +11,8 @@ import pytest
 from synthetic import table
 
 from repro import figure_steps as steps
-from repro import manifest, publication
+from repro import manifest
+from repro.cells import publication
 from repro.figures import FigureDataError
 from repro.provenance import file_sha256
 

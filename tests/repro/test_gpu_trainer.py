@@ -13,6 +13,7 @@ from test_trainer import EXPECTED_COLUMNS
 from repro import losses, manifest
 from repro.__main__ import main
 from repro.arms import ARMS
+from repro.cells.store import Store
 from repro.gpu.dry_run import SMALL, even_bytes
 from repro.gpu.engines import torch_engine
 from repro.gpu.settings import VERL_ARMS, DeviceUnavailable, complete_config
@@ -23,7 +24,6 @@ from repro.mismatch import measure
 from repro.oracle import OracleMismatch
 from repro.samplers.refit import RefitError
 from repro.state import StateError
-from repro.store import Store
 from repro.tasks import countdown
 
 

@@ -6,12 +6,12 @@ import pytest
 
 from repro import manifest
 from repro.arms import ARMS
+from repro.cells.worker import resolve
 from repro.gpu.settings import complete_config as gpu_config
 from repro.manifest import ManifestError
 from repro.oracle import LIMIT
 from repro.provenance import ROOT
 from repro.settings import TASKS, complete_config
-from repro.worker import resolve
 
 ROWS = manifest.load()
 TEXT = manifest.MANIFEST.read_text(encoding="utf-8")

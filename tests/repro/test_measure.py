@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from repro.cells.publication import load
 from repro.measure import command as measure_command
 from repro.measure import engines, scoring, smollm2
 from repro.measure import prompts as measure_prompts
 from repro.measure.engines import Format, MeasureError, open_model, torch_responses
 from repro.policies import forward, load_policy
 from repro.provenance import ROOT, read_figure
-from repro.publication import load
 from repro.samplers.vllm_decode import Response
 from repro.tasks import countdown_tiny as task
 

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from repro.cells.publication import PublicationError, load
 from repro.figure_styles import FigureDataError
 from repro.measure import report, scoring, statistics
 from repro.measure.engines import MeasureError
-from repro.publication import PublicationError, load
 from rlcorr_ref import Batch, Objective
 from rlcorr_ref.diagnostics import ess_from_log
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from synthetic import table
 
-from repro import captions, manifest, publication
+from repro import captions, manifest
+from repro.cells import publication
 from repro.provenance import ROOT, file_sha256, read_figure
 
 NOTEBOOKS = sorted((ROOT / "notebooks").rglob("*.ipynb"))

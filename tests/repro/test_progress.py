@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from repro.progress import Progress, duration
+from repro.cells.progress import Progress, duration
 
 
 class Terminal(io.StringIO):
@@ -28,7 +28,7 @@ def test_a_terminal_gets_one_live_line(monkeypatch):
 
 def test_time_left_uses_the_rate_of_this_run(monkeypatch):
     clock = iter([0.0, 2.0, 4.0])
-    monkeypatch.setattr("repro.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("repro.cells.progress.time.monotonic", lambda: next(clock))
     progress = Progress(io.StringIO(), {"a": 100, "b": 50}, finished=set(), workers=2)
     for step in (41, 42, 43):  # a resumed cell: 40 steps were made before and count for nothing
         progress.step("a", step)

@@ -11,11 +11,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from repro import manifest, publication
-from repro.executors import run_cells
+from repro import manifest
+from repro.cells import publication
+from repro.cells.executors import run_cells
+from repro.cells.publication import PublicationError
+from repro.cells.store import Store
 from repro.provenance import ROOT, file_sha256, read_figure
-from repro.publication import PublicationError
-from repro.store import Store
 
 ROW = manifest.load()["countdown-fig4"]
 RUNNER = "fake_trainer:run_cell"

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from synthetic import metrics
 
-from repro import publication
+from repro.cells import publication
+from repro.cells.restore import restore
+from repro.cells.store import Store
 from repro.manifest import Cell
-from repro.restore import restore
-from repro.store import Store
 
 HEADER = {"row": "r", "tier": "tiny", "runner": "m:f", "inputs": {"w0": {"a": "1"}}, "settings": {}}
 RECORD = {

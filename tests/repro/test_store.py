@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import pytest
 
-from repro import metrics, store
+from repro.cells import metrics, store
+from repro.cells.store import Store, StoreError
 from repro.manifest import Cell
 from repro.provenance import ROOT
-from repro.store import Store, StoreError
 
 HEADER = {
     "row": "r",
@@ -237,7 +237,7 @@ import sys, time
 sys.path.insert(0, {root!r})
 from pathlib import Path
 from repro.manifest import Cell
-from repro.store import Store
+from repro.cells.store import Store
 with Store.attach(Path({store!r})).lock(Cell("r", "tiny", "base", "sc", "w0", 0, {config!r})):
     print("held", flush=True)
     time.sleep(60)

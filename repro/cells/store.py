@@ -29,7 +29,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from repro import metrics
+from repro.cells import metrics
 from repro.errors import LaboratoryError
 from repro.manifest import Cell
 from repro.provenance import file_sha256, write_atomic

@@ -17,10 +17,10 @@ from typing import Any
 
 import pandas as pd
 
+from repro.cells.store import Store
 from repro.errors import LaboratoryError
 from repro.manifest import Cell, Row
 from repro.provenance import ROOT, file_sha256, write_atomic
-from repro.store import Store
 
 DATA, META, CAPTION = "data.csv", "meta.json", "caption.md"
 KERNEL = "rlcorr-repro"
@@ -51,8 +51,8 @@ def collect(store: Store, planned: Sequence[Cell], folder: Path, command: str) -
     """Write ``data.csv`` (nine significant digits, as many as a float32 has) and ``meta.json`` into ``folder``.
 
     Cells of ``planned`` that are not finished are left out; the record says how many were planned, and which key every
-    finished one has, so that a later run can continue from these files (`repro.restore`). Raises `PublicationError` when
-    none is finished.
+    finished one has, so that a later run can continue from these files (`repro.cells.restore`). Raises `PublicationError`
+    when none is finished.
     """
     cells = [cell for cell in planned if store.status(cell).state == "done"]
     if not cells:

@@ -1,6 +1,6 @@
 """A worker process: takes cells from its parent, computes each under its lock, stores it, reports every step.
 
-Run by `repro.executors` as ``python -m repro.worker`` with one thread in the environment before torch is imported.
+Run by `repro.cells.executors` as ``python -m repro.cells.worker``, one thread in the environment before torch is imported.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from repro.cells.metrics import FIRST_STEP
+from repro.cells.store import Store, StoreError, now
 from repro.errors import LaboratoryError
 from repro.manifest import Cell
-from repro.metrics import FIRST_STEP
 from repro.provenance import environment
-from repro.store import Store, StoreError, now
 
 
 class RunnerError(LaboratoryError):

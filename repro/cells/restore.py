@@ -10,9 +10,9 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from repro.cells.publication import DATA, IDENTIFIERS, IN_CELL, META, load
+from repro.cells.store import Store
 from repro.manifest import Cell
-from repro.publication import DATA, IDENTIFIERS, IN_CELL, META, load
-from repro.store import Store
 
 
 def restore(store: Store, cells: Sequence[Cell], folders: Iterable[Path]) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """The local executor: cells in worker processes of one thread each, with progress, and a store that survives kills.
 
-The parent starts ``python -m repro.worker`` N times and talks to each in JSON lines: a job on its stdin, events on its
-stdout. What can go wrong:
+The parent starts ``python -m repro.cells.worker`` N times and talks to each in JSON lines: a job on its stdin, events on
+its stdout. What can go wrong:
 
 * the trainer raises: the cell is reported with its message, the worker takes the next one;
 * a worker dies (killed, out of memory): its cell is reported, a new worker takes the next one;
@@ -26,11 +26,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from repro.cells.progress import Progress
+from repro.cells.store import Store
 from repro.errors import LaboratoryError
 from repro.manifest import RUNNER, Cell
-from repro.progress import Progress
 from repro.provenance import ROOT, usable_cores
-from repro.store import Store
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
@@ -56,7 +56,7 @@ class _Worker:
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         with open(log, "ab") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "repro.worker"],
+                [sys.executable, "-m", "repro.cells.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
