@@ -9,6 +9,9 @@ from typing import Any
 
 # The notebooks of the figures import these from `repro`; their executed copies are results and stay as they are.
 IN_NOTEBOOKS = {
+    "conformance_figure": "repro.figures.conformance",
+    "conformance_report": "repro.figures.conformance_report",
+    "figure_steps": "repro.figures.steps",
     "measure_figure": "repro.measure.figure",
     "measure_report": "repro.measure.report",
     "measure_statistics": "repro.measure.statistics",

@@ -167,10 +167,10 @@ def command_draw(arguments: argparse.Namespace) -> int:
     rows = manifest.load(arguments.manifest)
     if arguments.all == (arguments.row is not None):
         raise UsageError("draw: name one row or figure, or give --all")
-    from repro import other_figures
     from repro.cells import publication
+    from repro.figures.others import drawers
 
-    others = other_figures.drawers()
+    others = drawers()
     if arguments.row in others:
         return _draw_other(arguments.row, others[arguments.row], arguments.out)
     if arguments.row is not None and arguments.row not in rows:

@@ -14,8 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from repro.figure_styles import FigureDataError, house_style
-from repro.figures import ORACLE_LIMIT as LIMIT
+from repro.figures.styles import FigureDataError, house_style
+from repro.figures.training import ORACLE_LIMIT as LIMIT
 from repro.measure.statistics import bin_edges, value, widths
 
 LOOKS = (  # colour (Okabe-Ito), marker, dashes

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from repro.cells.publication import DATA, execute, load
-from repro.figures import ORACLE_LIMIT
+from repro.figures.training import ORACLE_LIMIT
 from repro.measure.statistics import BINS, RESAMPLES, bin_edges, value, widths
 from repro.provenance import ROOT
 

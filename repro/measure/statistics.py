@@ -22,7 +22,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from repro.figure_styles import FigureDataError
+from repro.figures.styles import FigureDataError
 
 COLUMNS = (
     "sampler", "sequence", "position", "token", "logp_sampler", "logp_trainer", "entropy_trainer", "kl_coarse",

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from repro import captions
+from repro.figures import captions
 from repro.rows import BASE, Check, Comparison, Published, Row
 
 SETTINGS = {

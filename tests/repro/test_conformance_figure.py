@@ -9,11 +9,11 @@ import re
 import pytest
 from matplotlib import colors
 
-from repro import conformance_figure, conformance_report, figures
 from repro.cells import publication
 from repro.cells.publication import PublicationError
-from repro.conformance_report import OUTPUT, RAN, REPORT, SYMBOLS
-from repro.figures import FigureDataError
+from repro.figures import conformance, conformance_report, training
+from repro.figures.conformance_report import OUTPUT, RAN, REPORT, SYMBOLS
+from repro.figures.training import FigureDataError
 from repro.provenance import ROOT, file_sha256, read_figure
 
 MADE = ["caption.md", "conformance_matrix.ipynb", "conformance_matrix.png", "conformance_matrix.svg", "meta.json"]
@@ -81,8 +81,8 @@ def of(figure, family: str, package: str) -> list[str]:
 
 
 def test_symbols_counts_and_findings_of_an_invented_report(report):
-    figure = conformance_figure.matrix(report)
-    drawn = conformance_figure.drawn_states(figure)
+    figure = conformance.matrix(report)
+    drawn = conformance.drawn_states(figure)
     assert drawn == {(c["family"], c["package"]): c["state"] for c in report["cells"]}
     assert drawn["adv", "odd"] == "departs" and drawn["adv", "absent"] == "not run"
     assert of(figure, "adv", "odd") == ["1 ✓  1 ≠  1 ✕", "# 2"]
@@ -95,21 +95,21 @@ def test_symbols_counts_and_findings_of_an_invented_report(report):
 
 
 def test_the_bar_is_the_share_of_the_areas_vectors(report):
-    patches = conformance_figure.matrix(report).axes[0].patches
-    departs, third = conformance_figure.COLOURS["departs"][1], conformance_figure.COLUMN / 3
+    patches = conformance.matrix(report).axes[0].patches
+    departs, third = conformance.COLOURS["departs"][1], conformance.COLUMN / 3
     bars = [p for p in patches if colors.to_hex(p.get_facecolor()) == departs.lower()]
     assert [round(p.get_width(), 6) for p in bars] == [round(third, 6)]
 
 
 def test_states_differ_without_colour_and_text_is_legible_on_its_tint():
-    assert len({symbol for symbol, _ in SYMBOLS.values()}) == len(SYMBOLS) == len(conformance_figure.COLOURS)
+    assert len({symbol for symbol, _ in SYMBOLS.values()}) == len(SYMBOLS) == len(conformance.COLOURS)
 
     def luminance(colour: str) -> float:
         channels = colors.to_rgb(colour)
         linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
-    for tint, colour in conformance_figure.COLOURS.values():
+    for tint, colour in conformance.COLOURS.values():
         assert (luminance(tint) + 0.05) / (luminance(colour) + 0.05) > 3, "contrast of WCAG for large text"
 
 
@@ -138,14 +138,14 @@ def test_a_report_that_contradicts_itself_is_refused(report, change, message):
     broken = copy.deepcopy(report)
     change(broken)
     with pytest.raises(FigureDataError, match=message):
-        conformance_figure.matrix(broken)
+        conformance.matrix(broken)
 
 
 def test_the_same_report_gives_the_same_bytes(report, tmp_path):
     record = {"data_sha256": "ab", "vectors": "rlcorr-vectors 2026.1"}
     for folder in (tmp_path / "a", tmp_path / "b"):
         folder.mkdir()
-        figures.save(conformance_figure.matrix(report), folder, "m", record, "t")
+        training.save(conformance.matrix(report), folder, "m", record, "t")
     for name in ("m.svg", "m.png"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
         assert read_figure(tmp_path / "a" / name) == record
@@ -187,14 +187,14 @@ def test_what_is_no_report_is_one_message(tmp_path):
         if content is not None:
             file.write_text(content)
         with pytest.raises(PublicationError, match="no conformance report .*make it with `rlcorr conformance"):
-            conformance_figure.draw_conformance(tmp_path / "figure", file)
+            conformance.draw_conformance(tmp_path / "figure", file)
     assert not (tmp_path / "figure").exists()
 
 
 def test_the_shipped_figure_shows_the_shipped_report(shipped):
-    figure = conformance_figure.matrix(shipped)
+    figure = conformance.matrix(shipped)
     cells = {(c["family"], c["package"]): c for c in shipped["cells"]}
-    assert conformance_figure.drawn_states(figure) == {place: c["state"] for place, c in cells.items()}
+    assert conformance.drawn_states(figure) == {place: c["state"] for place, c in cells.items()}
     texts = words(figure)
     for package in shipped["packages"]:
         assert {package["title"], package["version"]} <= set(texts)
@@ -209,14 +209,14 @@ def test_the_shipped_figure_shows_the_shipped_report(shipped):
 
 
 def test_nothing_drawn_on_the_shipped_figure_overlaps_or_leaves_the_page(shipped):
-    figure = conformance_figure.matrix(shipped)
+    figure = conformance.matrix(shipped)
     renderer = figure.canvas.get_renderer()
     boxes = [(t.get_text(), t.get_window_extent(renderer)) for t in figure.axes[0].texts]
     for text, box in boxes:
         assert box.x0 > 0 and box.y0 > 0 and box.x1 < figure.bbox.x1 and box.y1 < figure.bbox.y1, text
         starts_left = box.x0 < 0.2 * figure.dpi  # the labels of the rows, beside the cells
         page_wide = figure.bbox.y1 - box.y0 < 1.1 * figure.dpi  # the title, what was run, the legend
-        assert not starts_left or page_wide or box.x1 < conformance_figure.LABEL * figure.dpi, text
+        assert not starts_left or page_wide or box.x1 < conformance.LABEL * figure.dpi, text
     # ascenders and descenders leave empty strips at the edges of a text's box: two pixels may be shared
     inner = [(text, box.padded(-2)) for text, box in boxes]
     clash = [(a, b) for i, (a, one) in enumerate(inner) for b, other in inner[:i] if one.overlaps(other)]
@@ -225,7 +225,7 @@ def test_nothing_drawn_on_the_shipped_figure_overlaps_or_leaves_the_page(shipped
 
 @pytest.mark.slow
 def test_the_notebook_draws_the_same_bytes_wherever_it_runs(tmp_path):
-    first = conformance_figure.draw_conformance(tmp_path / "figure")
+    first = conformance.draw_conformance(tmp_path / "figure")
     assert sorted(path.name for path in first.parent.iterdir()) == MADE
     for name in MADE:
         assert (first.parent / name).read_bytes() == (OUTPUT / name).read_bytes(), f"{name} is not the shipped one"
@@ -239,5 +239,5 @@ def test_a_departure_without_a_finding_fails_the_notebook(report, tmp_path):
     folder.mkdir()
     (folder / "report.json").write_text(json.dumps(report))
     with pytest.raises(PublicationError, match="AssertionError: a departing vector has no finding"):
-        conformance_figure.draw_conformance(folder, folder / "report.json")
+        conformance.draw_conformance(folder, folder / "report.json")
     assert not (folder / publication.CAPTION).exists()

@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 from synthetic import table
 
-from repro import figure_steps as steps
 from repro import manifest
 from repro.cells import publication
-from repro.figures import FigureDataError
+from repro.figures import steps
+from repro.figures.training import FigureDataError
 from repro.provenance import file_sha256
 
 ROW = manifest.load()["countdown-fig4"]

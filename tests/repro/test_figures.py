@@ -11,11 +11,13 @@ import pytest
 from matplotlib.colors import to_rgb
 from synthetic import curves, table
 
-from repro import figure_panels, figures, manifest
+from repro import manifest
 from repro.arms import ARMS
-from repro.figure_layouts import swept
-from repro.figure_styles import MESSAGE, MOST_CURVES, SHAPES, STYLES, curve_styles, label
-from repro.figures import FigureDataError, figure_for, note, save
+from repro.figures import panels as figure_panels
+from repro.figures import training
+from repro.figures.layouts import swept
+from repro.figures.styles import MESSAGE, MOST_CURVES, SHAPES, STYLES, curve_styles, label
+from repro.figures.training import FigureDataError, figure_for, note, save
 from repro.provenance import FigureError, read_figure
 from repro.rows import BASE
 from repro.statistics.claims import ordering, window_means
@@ -306,5 +308,5 @@ def test_files_that_carry_no_record(tmp_path, drawn):
 
 
 def test_the_oracle_error_is_the_largest_of_all_runs(data):
-    assert figures.largest_oracle_error(data) == data["oracle_error"].max()
-    assert figures.largest_oracle_error(data.assign(oracle_error=np.nan)) is None
+    assert training.largest_oracle_error(data) == data["oracle_error"].max()
+    assert training.largest_oracle_error(data.assign(oracle_error=np.nan)) is None

@@ -53,7 +53,7 @@ def test_rows_share_no_output_and_conditions_name_their_variant():
 
 
 def test_figures_and_oracle_state_the_same_limit():
-    from repro.figures import ORACLE_LIMIT
+    from repro.figures.training import ORACLE_LIMIT
 
     assert ORACLE_LIMIT == LIMIT
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from repro.cells.publication import PublicationError, load
-from repro.figure_styles import FigureDataError
+from repro.figures.styles import FigureDataError
 from repro.measure import report, scoring, statistics
 from repro.measure.engines import MeasureError
 from rlcorr_ref import Batch, Objective

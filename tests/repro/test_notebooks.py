@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from synthetic import table
 
-from repro import captions, manifest
+from repro import manifest
 from repro.cells import publication
+from repro.figures import captions
 from repro.provenance import ROOT, file_sha256, read_figure
 
 NOTEBOOKS = sorted((ROOT / "notebooks").rglob("*.ipynb"))

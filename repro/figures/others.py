@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from repro.conformance_figure import draw_conformance
-from repro.conformance_report import OUTPUT as CONFORMANCE
+from repro.figures.conformance import draw_conformance
+from repro.figures.conformance_report import OUTPUT as CONFORMANCE
 from repro.measure.report import draw_measure
 from repro.provenance import ROOT
 

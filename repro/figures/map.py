@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from repro import figure_panels as panels
-from repro.figure_styles import OTHER, Style, curve_styles
+from repro.figures import panels
+from repro.figures.styles import OTHER, Style, curve_styles
 from repro.rows import Row
 from repro.statistics.claims import NotComparable, window_means
 from repro.statistics.inference import paired_differences

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from repro.cells.publication import META, PublicationError
-from repro.figures import FigureDataError
+from repro.figures.training import FigureDataError
 from repro.provenance import ROOT, _git, file_sha256, portable
 
 REPORT = ROOT / "paper_figures" / "conformance" / "report.json"

@@ -8,8 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from repro import captions, figures, manifest
+from repro import manifest
 from repro.cells import publication
+from repro.figures import captions, training
 from repro.provenance import write_atomic
 from repro.rows import Row, checkpoint_name
 from repro.statistics import claims
@@ -30,7 +31,7 @@ def load(row: str, tier: str, data: str | Path) -> tuple[Row, pd.DataFrame, dict
         if meta[name] != wanted:
             raise publication.PublicationError(f"{data}: expected {name} {wanted!r}, got {meta[name]!r}")
     table = claims.complete(table, checkpoint_name(meta["settings"].get("checkpoint", "warm start")))
-    table = figures.shown(entry, table)
+    table = training.shown(entry, table)
     steps = table.groupby(CELL, sort=False).size()
     short = steps[steps != meta["steps"]]
     if len(short):
@@ -47,21 +48,21 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 
 def draw(entry: Row, table: pd.DataFrame, meta: Mapping[str, Any], output: str | Path) -> Path:
     """Write the row's figure as SVG and PNG into ``output``, with its record inside; returns the PNG's path."""
-    figure = figures.figure_for(entry, table)
+    figure = training.figure_for(entry, table)
     record = publication.figure_record(dict(meta))
-    return figures.save(figure, Path(output), Path(entry.notebook).stem, record, entry.title)[1]
+    return training.save(figure, Path(output), Path(entry.notebook).stem, record, entry.title)[1]
 
 
 def gradient_check(table: pd.DataFrame) -> str:
-    """The largest gradient error in words; `figures.FigureDataError` when there is none or it exceeds the limit."""
-    largest = figures.largest_oracle_error(table)
+    """The largest gradient error in words; `training.FigureDataError` when there is none or it exceeds the limit."""
+    largest = training.largest_oracle_error(table)
     if largest is None:
-        raise figures.FigureDataError("oracle_error: no step was compared with the reference")
-    if largest > figures.ORACLE_LIMIT:
-        raise figures.FigureDataError(
-            f"oracle_error: largest {largest:.1e} exceeds the limit {figures.ORACLE_LIMIT:.0e}"
+        raise training.FigureDataError("oracle_error: no step was compared with the reference")
+    if largest > training.ORACLE_LIMIT:
+        raise training.FigureDataError(
+            f"oracle_error: largest {largest:.1e} exceeds the limit {training.ORACLE_LIMIT:.0e}"
         )
-    return f"largest gradient error {largest:.1e}, limit {figures.ORACLE_LIMIT:.0e}"
+    return f"largest gradient error {largest:.1e}, limit {training.ORACLE_LIMIT:.0e}"
 
 
 def verdicts(entry: Row, table: pd.DataFrame) -> str:

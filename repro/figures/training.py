@@ -16,10 +16,10 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from repro import figure_panels as panels
 from repro.arms import ARMS
-from repro.figure_layouts import SMALL_PANELS, arms_figure, constant_figure, layout_of, map_figure
-from repro.figure_styles import STYLES, FigureDataError, house_style
+from repro.figures import panels
+from repro.figures.layouts import SMALL_PANELS, arms_figure, constant_figure, layout_of, map_figure
+from repro.figures.styles import STYLES, FigureDataError, house_style
 from repro.provenance import embed, write_atomic
 from repro.rows import Row
 from repro.statistics.claims import complete, extent_per_condition

@@ -12,10 +12,10 @@ from typing import Any
 import pandas as pd
 
 from repro.arms import ARMS
-from repro.figure_layouts import arms_figure, constant_figure, layout_of, map_figure, variants_figure
-from repro.figure_map import FIRST
-from repro.figure_styles import label as arm_label
-from repro.figures import ORACLE_LIMIT, largest_oracle_error
+from repro.figures.layouts import arms_figure, constant_figure, layout_of, map_figure, variants_figure
+from repro.figures.map import FIRST
+from repro.figures.styles import label as arm_label
+from repro.figures.training import ORACLE_LIMIT, largest_oracle_error
 from repro.rows import Check, Row, checkpoint_name, settings_of
 from repro.statistics import streaks
 from repro.statistics.claims import (

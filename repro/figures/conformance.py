@@ -1,8 +1,8 @@
 """The conformance matrix as a figure: areas of the contract x released packages.
 
-`matrix` draws the report (see `repro.conformance_report`), `repro.figures.save` writes it, `draw_conformance` does all of
-that through the notebook. Every state has a symbol of its own, so that the figure reads without colour; the colours are
-close to the Okabe-Ito set, dark enough for text.
+`matrix` draws the report (see `repro.figures.conformance_report`), `repro.figures.save` writes it, `draw_conformance` does
+all of that through the notebook. Every state has a symbol of its own, so that the figure reads without colour; the colours
+are close to the Okabe-Ito set, dark enough for text.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from repro.cells.publication import META, PublicationError, execute
-from repro.conformance_report import COMMAND, RAN, REPORT, SYMBOLS, headline, order, record_of, table
-from repro.figures import house_style
+from repro.figures.conformance_report import COMMAND, RAN, REPORT, SYMBOLS, headline, order, record_of, table
+from repro.figures.training import house_style
 from repro.provenance import ROOT, portable, write_atomic
 
 NOTEBOOK = ROOT / "notebooks" / "figures" / "conformance_matrix.ipynb"

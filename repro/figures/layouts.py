@@ -1,7 +1,7 @@
 """How the panels of a training figure are arranged: the layouts for one variant, several variants and constant rewards.
 
-Each takes the manifest's row and checked data without tuning seeds (`repro.figures.figure_for`) and returns a page with its
-legends, still without title and note.
+Each takes the manifest's row and checked data without tuning seeds (`repro.figures.training.figure_for`) and returns a
+page with its legends, still without title and note.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec, SubplotSpec
 from matplotlib.lines import Line2D
 
-from repro import figure_panels as panels
 from repro.arms import ARMS
-from repro.figure_map import map_figure
-from repro.figure_styles import OTHER, Style, curve_styles, start_shapes
+from repro.figures import panels
+from repro.figures.map import map_figure
+from repro.figures.styles import OTHER, Style, curve_styles, start_shapes
 from repro.rows import Row, settings_of
 from repro.statistics.claims import NotComparable
 
@@ -43,7 +43,7 @@ def swept(row: Row) -> tuple[str, dict[str, float]] | None:
 
 
 def layout_of(row: Row, data: pd.DataFrame) -> Callable[[Row, pd.DataFrame], Figure]:
-    """Which of the functions below, or of `repro.figure_map`, draws ``data``."""
+    """Which of the functions below, or of `repro.figures.map`, draws ``data``."""
     if row.layout == "map":
         return map_figure
     if len(row.variants) > 1:

@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
-from repro.figure_styles import OTHER, Style, label
+from repro.figures.styles import OTHER, Style, label
 from repro.rows import Check
 from repro.statistics.claims import BOOTSTRAP_SEED, NotComparable, curves, window_means
 from repro.statistics.inference import Interval, Replicate, hierarchical_interval, moving_average
