@@ -21,6 +21,7 @@ from repro.manifest import Cell
 from repro.provenance import ROOT
 
 HERE = Path(__file__).parent
+BESIDE = HERE.parent  # holds the stand-in trainer
 RUNNER = "fake_trainer:run_cell"
 STEPS = 20
 HEADER = {"row": "r", "tier": "tiny", "runner": RUNNER, "inputs": {}, "settings": {"eval_every": 5, "steps": STEPS}}
@@ -63,7 +64,7 @@ def wait_for(condition, seconds: float = 60.0) -> None:
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    monkeypatch.setenv("PYTHONPATH", str(BESIDE))
     monkeypatch.setenv("OMP_NUM_THREADS", "3")  # what the caller has set does not reach the workers
     for name in ("FAKE_DELAY", "FAKE_FAIL", "FAKE_DIE", "FAKE_DIE_ONCE"):
         monkeypatch.delenv(name, raising=False)
@@ -125,7 +126,7 @@ def test_a_killed_worker_costs_its_cell_only_and_the_cell_resumes(store, monkeyp
 
 PARENT = """
 import sys
-sys.path[:0] = [{root!r}, {here!r}]
+sys.path[:0] = [{root!r}, {here!r}, {beside!r}]
 from pathlib import Path
 from test_executors import RUNNER, cells
 from repro.cells.executors import Interrupted, run_cells
@@ -139,7 +140,7 @@ except Interrupted as interruption:
 
 
 def start_parent(store: Store, delay: str = "0.12") -> subprocess.Popen:
-    code = PARENT.format(root=str(ROOT), here=str(HERE), store=str(store.root))
+    code = PARENT.format(root=str(ROOT), here=str(HERE), beside=str(BESIDE), store=str(store.root))
     return subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,

@@ -31,7 +31,7 @@ def finished(tmp_path_factory):
     header = {"row": ROW.id, "tier": "tiny", "runner": RUNNER, "inputs": {"model": "ab"}, "settings": settings}
     store = Store.open(tmp_path_factory.mktemp("runs") / "store", header)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
         run_cells(cells, store, workers=2, runner=RUNNER, out=io.StringIO())
     folder = tmp_path_factory.mktemp("figure")
     publication.collect(store, cells, folder, "python -m repro run countdown-fig4")
