@@ -74,14 +74,14 @@ def command_plan(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _take_shipped(plan: Plan, store: Store, rows: dict[str, Row]) -> None:
-    """Cells that some row's shipped data hold need not be computed again."""
-    folders = [ROOT / row.output for row in rows.values() if (ROOT / row.output / "data.csv").exists()]
-    if folders:
-        from repro.cells.restore import restore  # pandas is needed only where there is something to take
+def _take_finished(plan: Plan, store: Store, rows: dict[str, Row]) -> None:
+    """Cells that another store of the checkout or some row's shipped data hold need not be computed again."""
+    from repro.cells.restore import adopt, restore  # pandas is needed only where there is something to take
 
-        for name, count in restore(store, plan.cells, folders).items():
-            print(f"{count} finished cells taken from paper_figures/{name}")
+    for row, count in adopt(store, plan.cells, sorted((ROOT / "repro" / "runs").glob("*/*"))).items():
+        print(f"{count} finished cells taken from the runs of {row}")
+    for name, count in restore(store, plan.cells, [ROOT / row.output for row in rows.values()]).items():
+        print(f"{count} finished cells taken from paper_figures/{name}")
 
 
 def command_run(arguments: argparse.Namespace) -> int:
@@ -89,7 +89,7 @@ def command_run(arguments: argparse.Namespace) -> int:
     plan = Plan(arguments)
     store = Store.open(plan.root, plan.header(), fresh=arguments.fresh, create=arguments.command == "run")
     if arguments.take_shipped:
-        _take_shipped(plan, store, manifest.load(arguments.manifest))
+        _take_finished(plan, store, manifest.load(arguments.manifest))
     outcomes = run_cells(
         plan.cells, store, workers=arguments.workers, runner=plan.runner, command=arguments.command_line
     )
@@ -254,7 +254,8 @@ def parser() -> argparse.ArgumentParser:
         if function is command_run:
             command.add_argument("--workers", type=int, help="worker processes (default: one per core)")
             command.add_argument("--no-draw", action="store_true", help="compute only")
-            command.add_argument("--take-shipped", action="store_true", help="take finished cells from shipped data")
+            taken = "take finished cells from other rows' runs and from shipped data"
+            command.add_argument("--take-shipped", action="store_true", help=taken)
             command.add_argument("--fresh", action="store_true", help="move an existing store aside, then start anew")
     command = add("draw", command_draw, "redraw figures from shipped data")
     command.add_argument("row", nargs="?", help="id of a row")

@@ -1,7 +1,7 @@
-"""Continue from shipped data: finished cells of a ``data.csv`` go back into a store, so that nothing is computed twice.
+"""Nothing is computed twice: finished cells come into a store from other stores and from shipped data.
 
-A cell is taken when a key in ``meta.json`` is the key that the store gives it: the same configuration, trainer and input
-files, in whatever row it was run. Its numbers come back to the nine digits that the table holds.
+A cell is taken when its key is the one that the store gives it: the same configuration, trainer and input files, in
+whatever row it was run. From a store it comes to the last bit, from a ``data.csv`` to the nine digits that the table holds.
 """
 
 from __future__ import annotations
@@ -11,8 +11,25 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from repro.cells.publication import DATA, IDENTIFIERS, IN_CELL, META, load
-from repro.cells.store import Store
+from repro.cells.store import HEADER, STORE_FIELDS, Store
 from repro.manifest import Cell
+
+
+def adopt(store: Store, cells: Sequence[Cell], roots: Iterable[Path]) -> dict[str, int]:
+    """Copy every cell that ``store`` lacks and another store has finished; returns row -> number of cells taken."""
+    taken: dict[str, int] = {}
+    for root in roots:
+        if root == store.root or not (root / HEADER).is_file():
+            continue
+        other = Store(root, store.header)  # looks the cells up by the keys and identities that `store` gives them
+        for cell in cells:
+            if store.status(cell).state == "missing" and other.status(cell).state == "done":
+                rows, meta = other.read(cell)
+                with store.lock(cell):
+                    store.write(cell, rows, {name: value for name, value in meta.items() if name not in STORE_FIELDS})
+                row = Store.attach(root).header["row"]
+                taken[row] = taken.get(row, 0) + 1
+    return taken
 
 
 def restore(store: Store, cells: Sequence[Cell], folders: Iterable[Path]) -> dict[str, int]:

@@ -35,6 +35,7 @@ from repro.manifest import Cell
 from repro.provenance import file_sha256, write_atomic
 
 SCHEMA = 1
+STORE_FIELDS = ("identity", "metrics_sha256", "schema")  # of a meta.json; the rest is the caller's record
 HEADER, METRICS, META, PROGRESS, LOCK = "store.json", "metrics.csv", "meta.json", "progress.json", "lock"
 
 
@@ -200,12 +201,8 @@ class Store:
             raise StoreError(f"{cell.name}: {error}") from error
         folder = self.folder(cell)
         _write(folder / METRICS, data)
-        meta = {
-            "identity": self.identity(cell),
-            "metrics_sha256": hashlib.sha256(data).hexdigest(),
-            "schema": schema,
-            **record,
-        }
+        own = (self.identity(cell), hashlib.sha256(data).hexdigest(), schema)
+        meta = {**dict(zip(STORE_FIELDS, own, strict=True)), **record}
         _write(folder / META, (json.dumps(meta, indent=1) + "\n").encode())
 
     def note_progress(self, cell: Cell, steps_done: int) -> None:

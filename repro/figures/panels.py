@@ -91,7 +91,8 @@ def logarithmic(axes: Axes, values: pd.Series) -> None:
     if not (values.dropna() > 0).all():
         return
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7), numticks=15))
+    narrow = values.max() < 5 * values.min()  # where a decade's own ticks may all lie outside
+    axes.yaxis.set_major_locator(MaxNLocator(4) if narrow else LogLocator(subs=(1, 1.5, 2, 3, 5, 7), numticks=15))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:g}"))
     axes.yaxis.set_minor_locator(NullLocator())
 

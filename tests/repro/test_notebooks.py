@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import json
 import re
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from synthetic import table
 
-from repro import IN_NOTEBOOKS, manifest
+from repro import manifest
 from repro.cells import publication
 from repro.figures import captions
 from repro.provenance import ROOT, file_sha256, read_figure
@@ -79,15 +78,6 @@ def code_of(path: Path) -> dict[str, str]:
     """Id -> source of every code cell."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     return {cell["id"]: "".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"}
-
-
-def test_the_names_kept_for_notebooks_are_those_that_notebooks_import():
-    executed = [ROOT / "paper_figures" / path.stem / path.name for path in FIGURES]
-    source = "\n".join(text for path in (*FIGURES, *executed) if path.exists() for text in code_of(path).values())
-    lines = re.findall(r"^from repro import (.*)$", source, re.MULTILINE)
-    taken = {name.split(" as ")[0].strip() for line in lines for name in line.split(",")}
-    assert {name for name in taken if find_spec(f"repro.{name}") is None} == set(IN_NOTEBOOKS)
-    assert all(find_spec(place) for place in IN_NOTEBOOKS.values())
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=list(ROWS))

@@ -8,7 +8,7 @@ import pytest
 from synthetic import metrics
 
 from repro.cells import publication
-from repro.cells.restore import restore
+from repro.cells.restore import adopt, restore
 from repro.cells.store import Store
 from repro.manifest import Cell
 
@@ -69,3 +69,24 @@ def test_a_cell_of_other_settings_is_not_taken(shipped, tmp_path):
     store = Store.open(tmp_path / "second", HEADER)
     other = replace(cell("sc"), config={**cell("sc").config, "lr": 1.0})
     assert restore(store, [other], [folder]) == {} and store.status(other).state == "missing"
+
+
+def test_another_rows_run_is_taken_to_the_last_bit(shipped, tmp_path):
+    first, _ = shipped
+    store = Store.open(tmp_path / "second", {**HEADER, "row": "other", "tier": "cpu"})
+    wanted = [cell(arm, row="other", tier="cpu", variant="v") for arm in ("sc", "tis")]
+    stranger = replace(cell("pg"), config={**cell("pg").config, "lr": 1.0})
+    (tmp_path / "superseded").mkdir()
+    roots = [tmp_path / "superseded", store.root, first.root]
+    assert adopt(store, [*wanted, stranger], roots) == {"r": 1}
+    assert [store.status(one).state for one in (*wanted, stranger)] == ["done", "missing", "missing"]
+    assert repr(store.read(wanted[0])) == repr(first.read(cell("sc")))  # by its text: NaN differs from itself
+    assert adopt(store, wanted, roots) == {}
+
+
+def test_an_unfinished_or_damaged_cell_is_not_taken(shipped, tmp_path):
+    first, _ = shipped
+    store = Store.open(tmp_path / "second", HEADER)
+    (first.folder(cell("pg")) / "metrics.csv").write_text("step\n1\n")
+    (first.folder(cell("sc")) / "meta.json").unlink()
+    assert adopt(store, [cell("pg"), cell("sc")], [first.root]) == {}
