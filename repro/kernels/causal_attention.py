@@ -19,13 +19,14 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from repro.kernels import inlined, kernel
 from repro.kernels.lanes import WIDTH, hsum, load, splat, spread, store
 from repro.kernels.training import flat, norm_row_backward, operand, reciprocal_rms, softmax_row
 
 TILE_ROWS, TILE_COLUMNS = 4, 2 * WIDTH
 
 
-@njit(cache=True)
+@kernel
 def _tile(a, a_at, a_row, a_step, b, b_at, b_step, terms, c, c_at, c_row, add):
     """c[r, 0:16] (+)= sum over k < terms of a[r, k] b[k, 0:16] for four rows r, in eight registers."""
     c00 = c01 = c10 = c11 = c20 = c21 = c30 = c31 = splat(np.float32(0))
@@ -56,7 +57,7 @@ def _tile(a, a_at, a_row, a_step, b, b_at, b_step, terms, c, c_at, c_row, add):
     store(c, c_at + 3 * c_row + WIDTH, c31)
 
 
-@njit(cache=True)
+@inlined
 def rotated(x, at, stride, weight, eps, cosine, sine, scale, length, out, out_at):
     """out[t] = scale * rotate_t(norm(x[t])), rows of head_dim from ``out_at``; x starts at ``at``, ``stride`` a token."""
     dim = weight.size
@@ -71,7 +72,7 @@ def rotated(x, at, stride, weight, eps, cosine, sine, scale, length, out, out_at
             store(out, out_at + t * dim + half + j, second * c + first * s)
 
 
-@njit(cache=True)
+@kernel
 def _rotated_backward(x, at, stride, weight, eps, cosine, sine, scale, length, dout, dx, dweight):
     """dx from dout through `rotated`; destroys dout; dx is zero on entry."""
     dim = weight.size
@@ -86,28 +87,28 @@ def _rotated_backward(x, at, stride, weight, eps, cosine, sine, scale, length, d
         norm_row_backward(x, at + t * stride, weight, eps, dout, t * dim, dx, dweight)
 
 
-@njit(cache=True)
+@kernel
 def _gather(x, at, stride, length, dim, out):
     for t in range(length):
         for j in range(0, dim, WIDTH):
             store(out, t * dim + j, load(x, at + t * stride + j))
 
 
-@njit(cache=True)
+@kernel
 def _scatter(x, length, dim, out, at, stride):
     for t in range(length):
         for j in range(0, dim, WIDTH):
             store(out, at + t * stride + j, load(x, t * dim + j))
 
 
-@njit(cache=True)
+@kernel
 def _transpose(x, length, dim, padded, out):
     for t in range(length):
         for j in range(dim):
             out[j * padded + t] = x[t * dim + j]
 
 
-@njit(cache=True)
+@kernel
 def _columns(row):
     """Keys that the tile of query rows ``row .. row + 3`` can see, rounded up to whole tiles."""
     return (row + TILE_ROWS + TILE_COLUMNS - 1) // TILE_COLUMNS * TILE_COLUMNS

@@ -92,6 +92,22 @@ def store(typingctx, array, offset, value):
 
 
 @intrinsic
+def prefetch(typingctx, array, offset):
+    """Ask for the cache line of array[offset]; changes nothing, whatever the offset."""
+
+    def generate(context, builder, signature, args):
+        data = cgutils.create_struct_proxy(_ARRAY)(context, builder, args[0]).data
+        address = builder.bitcast(builder.gep(data, [args[1]]), cgutils.voidptr_t)
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, _INT, _INT, _INT])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        # To read (0), into the nearest cache (3), data (1).
+        builder.call(function, [address, *(ir.Constant(_INT, value) for value in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.none(_flat(array), types.intp), generate
+
+
+@intrinsic
 def splat(typingctx, value):
     """One float32 in all lanes."""
 

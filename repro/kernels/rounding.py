@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from repro.kernels import kernel
 from repro.quantise import IntegerGrid, grid
 
 _EXPONENT_BITS = np.int32(0x7F800000)
@@ -42,7 +42,7 @@ def rounding(name: str | None) -> Rounding:
     return Rounding(True, False, np.float32(fmt.largest), np.float32(2.0**fmt.smallest_exponent), factor)
 
 
-@njit(cache=True)
+@kernel
 def round_row(row, powers, fmt):
     """Quantise and dequantise ``row`` [N] float32 in place with one absmax scale. ``powers`` [>= N] int32 is scratch.
 

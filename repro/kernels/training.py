@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from repro.kernels import inlined, kernel
 from repro.kernels.lanes import WIDTH, exp, hmax, hsum, keep, larger, load, splat, store
 
 
@@ -41,7 +41,7 @@ def operand(name: str, tensor: Tensor, shape: tuple[int, ...], multiple: int = W
     return tensor.contiguous()
 
 
-@njit(cache=True, forceinline=True)
+@inlined
 def reciprocal_rms(x, at, width, eps):
     """1 / sqrt(mean(x^2) + eps) over x[at : at + width]."""
     squares = splat(np.float32(0))
@@ -51,7 +51,7 @@ def reciprocal_rms(x, at, width, eps):
     return np.float32(1) / np.sqrt(hsum(squares) / np.float32(width) + eps)
 
 
-@njit(cache=True, forceinline=True)
+@inlined
 def norm_row(x, at, weight, eps, out, out_at):
     """out[out_at:] = RMSNorm of x[at : at + H], H the length of ``weight``."""
     width = weight.size
@@ -60,7 +60,7 @@ def norm_row(x, at, weight, eps, out, out_at):
         store(out, out_at + j, load(x, at + j) * scale * load(weight, j))
 
 
-@njit(cache=True, forceinline=True)
+@inlined
 def norm_row_backward(x, at, weight, eps, dy, dy_at, dx, dweight):
     """dx[at:] += r (w dy - x r^2 mean(w dy x)) with r = 1 / rms(x); dweight += dy x r."""
     width = weight.size
@@ -77,13 +77,13 @@ def norm_row_backward(x, at, weight, eps, dy, dy_at, dx, dweight):
         store(dx, at + j, load(dx, at + j) + inner * scale)
 
 
-@njit(cache=True)
+@kernel
 def _norm_forward(x, weight, eps, out):
     for at in range(0, x.size, weight.size):
         norm_row(x, at, weight, eps, out, at)
 
 
-@njit(cache=True)
+@kernel
 def _add_norm_forward(x, update, weight, eps, total, out):
     for at in range(0, x.size, weight.size):
         for j in range(at, at + weight.size, WIDTH):
@@ -91,7 +91,7 @@ def _add_norm_forward(x, update, weight, eps, total, out):
         norm_row(total, at, weight, eps, out, at)
 
 
-@njit(cache=True)
+@kernel
 def _norm_backward(x, weight, eps, dy, dtotal, dx, dweight):
     """dx = dtotal + what reaches x through its norm; dtotal may be empty, meaning 0."""
     for at in range(0, x.size, weight.size):
@@ -100,7 +100,7 @@ def _norm_backward(x, weight, eps, dy, dtotal, dx, dweight):
         norm_row_backward(x, at, weight, eps, dy, at, dx, dweight)
 
 
-@njit(cache=True, forceinline=True)
+@inlined
 def gated_row(gate_up, at, width, out, out_at):
     """out[out_at:] = silu(gate) * up for the gates at gate_up[at : at + width] and the factors behind them."""
     one, zero = splat(np.float32(1)), splat(np.float32(0))
@@ -109,7 +109,7 @@ def gated_row(gate_up, at, width, out, out_at):
         store(out, out_at + j, gate / (one + exp(zero - gate)) * load(gate_up, at + width + j))
 
 
-@njit(cache=True, forceinline=True)
+@inlined
 def softmax_row(scores, at, count, covered):
     """In place over scores[at : at + count]; the others up to ``covered``, a multiple of the lanes, become 0."""
     lowest, zero = splat(np.float32(-np.inf)), splat(np.float32(0))
@@ -127,13 +127,13 @@ def softmax_row(scores, at, count, covered):
         store(scores, at + j, load(scores, at + j) * share)
 
 
-@njit(cache=True)
+@kernel
 def _gated_forward(gate_up, width, out):
     for row in range(out.size // width):
         gated_row(gate_up, 2 * width * row, width, out, width * row)
 
 
-@njit(cache=True)
+@kernel
 def _gated_backward(gate_up, width, dout, dgate_up):
     one, zero = splat(np.float32(1)), splat(np.float32(0))
     for row in range(dout.size // width):

@@ -64,6 +64,8 @@ class Decoder:
             "gated": config.intermediate_size,
             "logits": config.vocab_size,
         }
+        self.scratch = np.empty((4 + heads) * dim + 2 * self.capacity, np.float32)
+        self.powers = np.empty(max(widths.values()), np.int32)
         self.buffers = {name: torch.empty((slots, width)) for name, width in widths.items()}
 
     def copy_prompts(self, first: np.ndarray, samples: int, length: int) -> None:
@@ -75,24 +77,24 @@ class Decoder:
 
     def step(self, tokens: np.ndarray, slots: np.ndarray, position: int) -> np.ndarray:
         """Logits [R, V] (a buffer, overwritten by the next step) after feeding ``tokens`` [R] to ``slots`` [R]."""
-        rows, eps, fmt = len(tokens), self.eps, self.activations
+        rows, eps, fmt, powers = len(tokens), self.eps, self.activations, self.powers
         normed, qkv, attended, update, gate_up, gated, logits = (b[:rows] for b in self.buffers.values())
         x = self.embedding[tokens]
         for layer, block in enumerate(self.blocks):
             if layer == 0:
-                decode.norm_round(x, block["norm_in"], eps, fmt, normed.numpy())
+                decode.norm_round(x, block["norm_in"], eps, fmt, powers, normed.numpy())
             else:
-                decode.add_norm_round(x, update.numpy(), block["norm_in"], eps, fmt, normed.numpy())
+                decode.add_norm_round(x, update.numpy(), block["norm_in"], eps, fmt, powers, normed.numpy())
             torch.mm(normed, block["qkv"], out=qkv)
             decode.attend(
                 qkv.numpy(), slots, block["q_norm"], block["k_norm"], eps, self.cosine[position], self.sine[position],
-                self.keys[layer], self.values[layer], position, self.kv, fmt, attended.numpy(),
+                self.keys[layer], self.values[layer], position, self.kv, fmt, self.scratch, powers, attended.numpy(),
             )  # fmt: skip
             torch.mm(attended, block["out"], out=update)
-            decode.add_norm_round(x, update.numpy(), block["norm_mid"], eps, fmt, normed.numpy())
+            decode.add_norm_round(x, update.numpy(), block["norm_mid"], eps, fmt, powers, normed.numpy())
             torch.mm(normed, block["gate_up"], out=gate_up)
-            decode.gate_round(gate_up.numpy(), fmt, gated.numpy())
+            decode.gate_round(gate_up.numpy(), fmt, powers, gated.numpy())
             torch.mm(gated, block["down"], out=update)
-        decode.add_norm_round(x, update.numpy(), self.final_norm, eps, IDENTITY, normed.numpy())
+        decode.add_norm_round(x, update.numpy(), self.final_norm, eps, IDENTITY, powers, normed.numpy())
         torch.mm(normed, self.head, out=logits)
         return logits.numpy()

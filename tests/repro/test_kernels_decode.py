@@ -54,6 +54,7 @@ SHAPES = [
     {"num_attention_heads": 4, "num_key_value_heads": 4, "hidden_size": 96, "rms_norm_eps": 1e-3},
     {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64},
     {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16},  # an odd number of queries to a group
+    {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 48},  # thirty-two dimensions and sixteen
 ]
 QUANTISED = {"weights": None, "activations": "fp8_e4m3", "kv": "fp4_e2m1"}
 PLAIN = dict.fromkeys(QUANTISED)
