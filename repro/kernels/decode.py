@@ -18,11 +18,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
 from repro.kernels import inlined, kernel
 from repro.kernels.causal_attention import rotated
-from repro.kernels.lanes import WIDTH, exp, load, prefetch, splat, spread, store
+from repro.kernels.lanes import WIDTH, exp, hmax, hsum, larger, load, prefetch, splat, spread, store
 from repro.kernels.rounding import round_row
 from repro.kernels.training import gated_row, norm_row, softmax_row
 
@@ -201,26 +200,28 @@ def attend(
         round_row(out[r], powers, fmt)
 
 
-@njit(cache=True)
-def draw(logits, temperature, uniforms, rows, step, logq, tokens):
+@kernel
+def draw(logits, temperature, uniforms, rows, step, mass, logq, tokens):
     """Sample one token per row by inverting the cumulative distribution; False if a logit is not finite.
 
     logits [R, V]; uniforms [rows] of this step, indexed by ``rows`` [R]; writes the full log-probs into
-    logq [all rows, T, V] and the tokens into tokens [all rows, T] at ``step``. Exponentials are float32, their sums
+    logq [all rows, T, V] and the tokens into tokens [all rows, T] at ``step``. mass is scratch, [V] in whole
+    lanes. Exponentials are float32, their sums
     float64: a sampled probability and exp of the recorded log-prob agree to float32's last digits.
     """
     vocabulary, inverse = logits.shape[1], np.float32(1.0 / temperature)
-    mass = np.empty((vocabulary + WIDTH - 1) // WIDTH * WIDTH, np.float32)
-    mass[vocabulary:] = 0  # filled up to whole lanes; what becomes of these entries is never read
     for r in range(logits.shape[0]):
         row = rows[r]
-        top, infected = np.float32(-np.inf), np.float32(0)
         for v in range(vocabulary):
             mass[v] = logits[r, v] * inverse
-            infected += mass[v] * np.float32(0)  # NaN once a logit is NaN or infinite
-            top = mass[v] if mass[v] > top else top
-        if infected != 0:
+        mass[vocabulary:] = mass[0]  # whole lanes: changes neither the largest nor whether all are finite
+        tops, infected = splat(np.float32(-np.inf)), splat(np.float32(0))
+        for v in range(0, mass.size, WIDTH):
+            tops = larger(load(mass, v), tops)
+            infected = infected + load(mass, v) * splat(np.float32(0))  # NaN once a logit is NaN or infinite
+        if hsum(infected) != 0:
             return False
+        top = hmax(tops)
         for v in range(vocabulary):
             mass[v] -= top
             logq[row, step, v] = mass[v]

@@ -154,6 +154,16 @@ def larger(typingctx, a, b):
     return lanes(lanes, lanes), generate
 
 
+@intrinsic
+def above(typingctx, a, b):
+    """Per lane 1 if a > b else 0."""
+
+    def generate(context, builder, signature, args):
+        return builder.select(builder.fcmp_ordered(">", *args), _constant(1.0), _constant(0.0))
+
+    return lanes(lanes, lanes), generate
+
+
 def _fold(builder, value, combine):
     for step in (4, 2, 1):
         order = [(i + step) % WIDTH for i in range(WIDTH)]

@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from repro.kernels import head
+
 LOGP_TOLERANCE = 1e-6
 HEAD_AGREEMENT = 1e-4
 
@@ -80,16 +82,13 @@ class Rollout:
 
     def _validate_head(self, vocabulary: int) -> None:
         ids, logp, mask = self.head_ids, self.head_logp_sampler, self.mask
-        absent = ids == -1
-        self._refuse(
-            "head_ids", mask & ((ids < -1) | (ids >= vocabulary)).any(-1), f"must lie in [0, {vocabulary}) or be -1"
-        )
-        self._refuse("head_logp_sampler", mask & (logp.isnan() | (logp > LOGP_TOLERANCE)).any(-1), "NaN or above 0")
-        self._refuse("head_logp_sampler", mask & (absent & (logp != -torch.inf)).any(-1), "absent slots carry -inf")
-        ordered = ids.sort(-1).values
-        duplicate = ((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] != -1)).any(-1)
-        self._refuse("head_ids", mask & duplicate, "holds an id twice: its mass would be counted twice")
-        hit = (ids == self.tokens[..., None]) & ~absent
+        arrays = (tensor.contiguous().numpy() for tensor in (ids, logp, mask))
+        found = torch.from_numpy(head.faults(*arrays, vocabulary, LOGP_TOLERANCE))
+        self._refuse("head_ids", found & head.FOREIGN_ID, f"must lie in [0, {vocabulary}) or be -1")
+        self._refuse("head_logp_sampler", found & head.NOT_A_LOGP, "NaN or above 0")
+        self._refuse("head_logp_sampler", found & head.FILLED_ABSENT, "absent slots carry -inf")
+        self._refuse("head_ids", found & head.DUPLICATE, "holds an id twice: its mass would be counted twice")
+        hit = (ids == self.tokens[..., None]) & (ids != -1)
         gap = torch.where(hit, (logp - self.logp_sampler[..., None]).abs(), 0.0).amax(-1)
         self._refuse(
             "head_logp_sampler",

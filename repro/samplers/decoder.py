@@ -53,8 +53,8 @@ class Decoder:
         dim, heads, kv_heads = config.head_dim, config.num_attention_heads, config.num_key_value_heads
         layers = range(config.num_hidden_layers)
         blocks = self.capacity // decode.POSITIONS
-        self.keys = [np.zeros((slots, kv_heads, blocks, dim, decode.POSITIONS), np.float32) for _ in layers]
-        self.values = [np.zeros((slots, kv_heads, self.capacity, dim), np.float32) for _ in layers]
+        self.keys = [np.empty((slots, kv_heads, blocks, dim, decode.POSITIONS), np.float32) for _ in layers]
+        self.values = [np.empty((slots, kv_heads, self.capacity, dim), np.float32) for _ in layers]
         widths = {
             "normed": config.hidden_size,
             "qkv": (heads + 2 * kv_heads) * dim,

@@ -14,6 +14,8 @@ from torch import Tensor
 from transformers import Qwen3Config
 
 from repro.kernels.decode import draw
+from repro.kernels.head import top_k
+from repro.kernels.lanes import WIDTH
 from repro.kernels.rounding import rounding
 from repro.policies import State, check_state, fuse, unfuse
 from repro.quantise import grid, quantise_weights
@@ -96,9 +98,10 @@ class TorchSampler:
         tokens = torch.full((rows, max_tokens), self.pad)
         logp = torch.zeros((rows, max_tokens, self.config.vocab_size))
         lengths = torch.full((rows,), max_tokens)
+        mass = np.empty(-(-self.config.vocab_size // WIDTH) * WIDTH, np.float32)
         active = np.arange(rows)
         for t in range(max_tokens):
-            if not draw(logits, temperature, uniforms[t], active, t, logp.numpy(), tokens.numpy()):
+            if not draw(logits, temperature, uniforms[t], active, t, mass, logp.numpy(), tokens.numpy()):
                 raise RolloutError(
                     f"logits: not finite at response token {t} of policy version {self.version}; the policy has "
                     "diverged - lower the learning rate or start again from an earlier checkpoint"
@@ -110,11 +113,13 @@ class TorchSampler:
                 break
             logits = decoder.step(drawn, active, prompt_length + t)
 
+        head_ids, head_logp = None, None
+        if head_k:
+            head_ids, head_logp = map(torch.from_numpy, top_k(logp.numpy(), lengths.numpy(), head_k))
         length = int(lengths.max())
         tokens, logp = tokens[:, :length], logp[:, :length]
         mask = torch.arange(length) < lengths[:, None]
         last = tokens.gather(1, (lengths - 1)[:, None]).squeeze(1)
-        head_ids, head_logp = self._head(logp, mask, head_k) if head_k else (None, None)
         return Rollout(
             prompts=prompts[prompt_index],
             prompt_index=prompt_index,
@@ -128,11 +133,3 @@ class TorchSampler:
             temperature=temperature,
             logp_sampler_full=logp,
         )
-
-    @staticmethod
-    def _head(logp: Tensor, mask: Tensor, head_k: int) -> tuple[Tensor, Tensor]:
-        """The top ``head_k`` ids and log-probs of each valid token; absent slots elsewhere."""
-        ids = torch.full((*mask.shape, head_k), -1)
-        values = torch.full((*mask.shape, head_k), -torch.inf)
-        values[mask], ids[mask] = logp[mask].topk(head_k, dim=-1)
-        return ids, values

@@ -92,8 +92,8 @@ def test_a_nan_reaches_the_logits_check():
     logits = np.zeros((2, 4), np.float32)
     logits[1, 2] = np.nan
     logq, tokens = np.zeros((2, 1, 4), np.float32), np.zeros((2, 1), np.int64)
-    rows = np.arange(2)
-    assert not decode.draw(logits, 1.0, np.full(2, 0.5), rows, 0, logq, tokens)
-    assert decode.draw(logits[:1], 1.0, np.full(2, 0.5), rows[:1], 0, logq, tokens)
+    rows, mass = np.arange(2), np.empty(8, np.float32)
+    assert not decode.draw(logits, 1.0, np.full(2, 0.5), rows, 0, mass, logq, tokens)
+    assert decode.draw(logits[:1], 1.0, np.full(2, 0.5), rows[:1], 0, mass, logq, tokens)
     np.testing.assert_allclose(logq[0, 0], np.log(0.25), rtol=1e-7)
     assert tokens[0, 0] == 2  # half of the mass lies at or below token 1: the draw inverts [low, high)
