@@ -84,9 +84,14 @@ def measure(logits: Tensor, rollout: Rollout) -> dict[str, float]:
     head_mass_sampler, head_mass_trainer   mean probability of the sampler's head under q and p
     tail_ratio_mean, tail_ratio_max        (1 - Q) / (1 - P), both floored at 1e-6
     """
-    mask = rollout.mask
-    logp = torch.log_softmax(logits / rollout.temperature, dim=-1)[mask]
-    log_ratio = logp.gather(-1, rollout.tokens[mask][:, None]).squeeze(-1) - rollout.logp_sampler[mask]
+    valid = rollout.mask.flatten().nonzero().squeeze(-1)
+
+    def pooled(values: Tensor) -> Tensor:
+        """[N, ...] of the N tokens on the mask; rows that are not needed are dropped before anything is computed."""
+        return values.flatten(0, 1).index_select(0, valid)
+
+    logp = torch.log_softmax(pooled(logits) / rollout.temperature, dim=-1)
+    log_ratio = logp.gather(-1, pooled(rollout.tokens)[:, None]).squeeze(-1) - pooled(rollout.logp_sampler)
     log_ratio = log_ratio.double()
     k1 = float(-log_ratio.mean())
     # In log space: a ratio beyond e^709 would make the fraction inf / inf.
@@ -99,11 +104,12 @@ def measure(logits: Tensor, rollout: Rollout) -> dict[str, float]:
         "entropy": float(-(logp.exp() * logp).sum(-1).double().mean()),
     }
     if rollout.logp_sampler_full is not None:
-        logq = rollout.logp_sampler_full[mask]
+        logq = pooled(rollout.logp_sampler_full)
         metrics["kl_sampler_trainer"] = float((logq.exp() * (logq - logp)).sum(-1).double().mean())
     if rollout.head_ids is not None:
-        ids, present = rollout.head_ids[mask], rollout.head_ids[mask] >= 0
-        head_q = rollout.head_logp_sampler[mask].double().exp().sum(-1)
+        ids = pooled(rollout.head_ids)
+        present = ids >= 0
+        head_q = pooled(rollout.head_logp_sampler).double().exp().sum(-1)
         head_p = logp.gather(-1, ids.clamp_min(0)).double().exp().where(present, 0.0).sum(-1)
         tail_ratio = (1 - head_q).clamp_min(TAIL_FLOOR) / (1 - head_p).clamp_min(TAIL_FLOOR)
         metrics |= {
