@@ -4,7 +4,8 @@ sampler     tokens per second of the simulated engine against ``transformers.gen
             batch (float32, key/value cache, sampling at temperature 1), and against the plain torch decode step
 training    one forward and backward pass of 32 responses: fused kernels against transformers' Qwen3 in eager torch
 step        seconds of a whole training step (32 x 8 responses, quantised sampler, score centering)
-products    seconds of the matrix products alone, same shapes and number: the floor of both, whatever is fused around them
+products    seconds of the matrix products alone, same shapes and number: the floor of both, whatever is fused around them;
+            and their rate beside that of one large square product, the best that the core does
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from repro.trainer import Trainer
 CHECKPOINT = ROOT / "repro/checkpoints/countdown_tiny_seed1"
 FORMATS = {"weights": "fp4_e2m1", "activations": "fp8_e4m3", "kv": "fp4_e2m1"}
 PROMPTS, SAMPLES, ROUNDS = 32, 8, 5
+SQUARE = 1024
 
 
 def seconds(function) -> float:
@@ -108,16 +110,19 @@ def step() -> dict[str, float]:
     return {"sc": median(seconds(trainer.run_step) for _ in range(ROUNDS))}
 
 
-def products() -> dict[str, float]:
-    """Seconds of the float32 matrix products of one sampler call, and of forward and backward of 256 x 60 tokens."""
+def products() -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds and GFLOP/s of the float32 matrix products of one sampler call, of forward and backward of 256 x 60 tokens,
+    and of one product of square matrices."""
     _, config = load_policy(CHECKPOINT)
     hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     layer = [(hidden, (heads + 2 * kv_heads) * dim), (heads * dim, hidden), (hidden, 2 * inner), (inner, hidden)]
     shapes = layer * config.num_hidden_layers + [(hidden, config.vocab_size)]
+    operations: dict[str, float] = {}
 
-    def multiply(rows: int, repeats: int, backward: bool):
+    def multiply(name: str, rows: int, repeats: int, backward: bool, shapes: list[tuple[int, int]]):
         sides = [(torch.randn(rows, n), torch.randn(n, m), torch.randn(rows, m)) for n, m in shapes]
+        operations[name] = 2.0 * rows * repeats * sum(n * m for n, m in shapes) * (3 if backward else 1)
 
         def run() -> None:
             for _ in range(repeats):
@@ -130,15 +135,18 @@ def products() -> dict[str, float]:
         return run
 
     steps = task.PROMPT_LENGTH + task.MAX_RESPONSE
-    return interleaved(
-        sampler=multiply(PROMPTS * SAMPLES, steps, False), training=multiply(32 * 60, PROMPTS * SAMPLES // 32, True)
+    times = interleaved(
+        sampler=multiply("sampler", PROMPTS * SAMPLES, steps, False, shapes),
+        training=multiply("training", 32 * 60, PROMPTS * SAMPLES // 32, True, shapes),
+        square=multiply("square", SQUARE, 4, False, [(SQUARE, SQUARE)]),
     )
+    return times, {name: operations[name] / value / 1e9 for name, value in times.items()}
 
 
 def main() -> None:
     torch.set_num_threads(1)
     tokens = PROMPTS * SAMPLES * task.MAX_RESPONSE
-    sampled, trained, whole, floor = sampler(), training(), step(), products()
+    sampled, trained, whole, (floor, rates) = sampler(), training(), step(), products()
     result = {
         "threads": 1,
         "sampler_seconds": {name: round(value, 3) for name, value in sampled.items()},
@@ -148,7 +156,8 @@ def main() -> None:
         "training_milliseconds": {name: round(1e3 * value, 1) for name, value in trained.items()},
         "training_over_transformers": round(trained["transformers"] / trained["fused"], 2),
         "step_seconds": round(whole["sc"], 3),
-        "matrix_product_seconds": {name: round(value, 3) for name, value in floor.items()},
+        "matrix_product_seconds": {name: round(floor[name], 3) for name in ("sampler", "training")},
+        "matrix_product_gflops": {name: round(value) for name, value in rates.items()},
         "largest_memory_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
     }
     print(write_result("laboratory", result).read_text())

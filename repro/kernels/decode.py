@@ -205,9 +205,9 @@ def draw(logits, temperature, uniforms, rows, step, mass, logq, tokens):
     """Sample one token per row by inverting the cumulative distribution; False if a logit is not finite.
 
     logits [R, V]; uniforms [rows] of this step, indexed by ``rows`` [R]; writes the full log-probs into
-    logq [all rows, T, V] and the tokens into tokens [all rows, T] at ``step``. mass is scratch, [V] in whole
-    lanes. Exponentials are float32, their sums
-    float64: a sampled probability and exp of the recorded log-prob agree to float32's last digits.
+    logq [all rows, T, V] and the tokens into tokens [all rows, T] at ``step``. mass is scratch, [V] in whole lanes.
+    Exponentials are float32, their sums float64: a sampled probability and exp of the recorded log-prob agree to
+    float32's last digits.
     """
     vocabulary, inverse = logits.shape[1], np.float32(1.0 / temperature)
     for r in range(logits.shape[0]):
