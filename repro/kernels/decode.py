@@ -172,7 +172,7 @@ def attend(
     attended, queries = scratch[2 * dim : 4 * dim], scratch[4 * dim : (4 + heads) * dim]
     scores = scratch[(4 + heads) * dim :]
     for r in range(qkv.shape[0]):
-        # All of a row is written before any of it is read: a load that overlaps a store under way waits for it.
+        # First everything is written that this row reads below.
         for h in range(kv_heads):
             at, source = (rows[r] * kv_heads + h) * dim * capacity, r * width + (heads + h) * dim
             rotated(flat_qkv, source, dim, k_norm, eps, cosine, sine, one, 1, key, 0)
