@@ -98,10 +98,15 @@ def shared_settings(cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def _all(values: Iterable[Any]) -> Any:
-    """The one value that all cells share, else the list of the different ones in order."""
+    """The one value that all cells share, else the list of the different ones in order; a cell that was taken from shipped
+    data may bring such a list itself."""
     different: list[Any] = []
-    for value in values:
-        if value not in different:
+    pending = list(values)
+    while pending:
+        value = pending.pop(0)
+        if isinstance(value, list):
+            pending[:0] = value
+        elif value not in different:
             different.append(value)
     return different[0] if len(different) == 1 else different
 

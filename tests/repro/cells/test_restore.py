@@ -90,3 +90,16 @@ def test_an_unfinished_or_damaged_cell_is_not_taken(shipped, tmp_path):
     (first.folder(cell("pg")) / "metrics.csv").write_text("step\n1\n")
     (first.folder(cell("sc")) / "meta.json").unlink()
     assert adopt(store, [cell("pg"), cell("sc")], [first.root]) == {}
+
+
+def test_commits_stay_one_flat_list_however_often_cells_are_taken(shipped, tmp_path):
+    _, folder = shipped
+    for number, commit in enumerate(("def", "abc", "ghi")):
+        store = Store.open(tmp_path / f"next{number}", HEADER)
+        restore(store, [cell("pg"), cell("sc")], [folder])
+        own = cell(f"arm{number}")
+        rows = [metrics(own.arm, 3, step, 4, 2) for step in range(1, 5)]
+        store.write(own, rows, {**RECORD, "environment": {**RECORD["environment"], "commit": commit}})
+        folder = tmp_path / f"figure{number}"
+        publication.collect(store, [cell("pg"), cell("sc"), own], folder, "c")
+    assert publication.load(folder / "data.csv")[1]["commit"] == ["abc", "def", "ghi"]
