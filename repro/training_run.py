@@ -108,7 +108,7 @@ class TrainingRun(ABC):
             "weights_read_back": held,
         }
         if number == 1 or number % self.config["eval_every"] == 0:
-            # The trainer's weights before this step's update: those that the sampler's accuracy is compared with.
+            # Before the update, as everything else in this row: it describes the policy that sampled the batch.
             metrics |= self._evaluate(number)
         self.policy = learnt.policy
         metrics["seconds"] = time.perf_counter() - started
